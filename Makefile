@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh clone: `make campaign` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: campaign test lint typecheck unit soak clean
+
+campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign
+	$(BIN)/factory launch kda_prefill
+
+test: lint typecheck unit  ## set up and pass all checks; the whole of CI
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+soak: $(STAMP)  ## what is too long for CI
+	$(BIN)/python -m pytest -m soak --timeout 3600
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,postgresql]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

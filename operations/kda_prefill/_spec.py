@@ -1,0 +1,86 @@
+"""Tensors, contract and tolerances of KDA prefill, as data.
+
+Nothing here imports torch: listing what an operation is must stay cheap.
+"""
+
+from __future__ import annotations
+
+from operations._base import Contract, TensorSpec, Tolerance
+
+__all__ = ["CONTRACT", "DEFAULT_SCALE", "HEAD_DIM", "TENSORS", "TOLERANCES"]
+
+HEAD_DIM = 128
+"""Channels of a key (K) and of a value (V); the operation serves no other size."""
+
+DEFAULT_SCALE: float = HEAD_DIM**-0.5
+"""Factor on the outputs when the caller names none: ``1 / sqrt(K)``."""
+
+TENSORS: tuple[TensorSpec, ...] = (
+    TensorSpec("q", ("T", "H", 128), "bfloat16", "input", "queries, unit norm per token and head"),
+    TensorSpec("k", ("T", "H", 128), "bfloat16", "input", "keys, unit norm per token and head"),
+    TensorSpec("v", ("T", "H", 128), "bfloat16", "input", "values"),
+    TensorSpec(
+        "g",
+        ("T", "H", 128),
+        "float32",
+        "input",
+        "activated forget gate per key channel, natural-log units, <= 0",
+    ),
+    TensorSpec("beta", ("T", "H"), "float32", "input", "activated write strength in [0, 1]"),
+    TensorSpec(
+        "cu_seqlens",
+        ("N+1",),
+        "int32",
+        "input",
+        "sequence boundaries on the packed token axis; first 0, last T",
+    ),
+    TensorSpec(
+        "initial_state",
+        ("N", "H", 128, 128),
+        "float32",
+        "optional",
+        "state before each sequence, value-major: row v, column k; None means zero",
+    ),
+    TensorSpec("o", ("T", "H", 128), "bfloat16", "output", "outputs, read after the token's write"),
+    TensorSpec(
+        "final_state",
+        ("N", "H", 128, 128),
+        "float32",
+        "output",
+        "state after each sequence, value-major: row v, column k",
+    ),
+)
+
+_TOLERANCE_SOURCE = (
+    "bf16 operands alone cost about 4e-3 max and rms with independent keys and up to 7.6e-3 max, "
+    "6e-3 rms with similar ones (schedules emulated with an exact inverse against float64); "
+    "the bound is about twice that"
+)
+
+TOLERANCES: dict[str, Tolerance] = {
+    "o": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+    "final_state": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+}
+
+CONTRACT = Contract(
+    served=(
+        "forward pass of packed sequences, q, k, v [T, H, 128] in bf16, o in bf16",
+        "g [T, H, 128] and beta [T, H] in fp32, already activated; g <= 0, 0 <= beta <= 1",
+        "q and k normalised per token and head by the caller",
+        "cu_seqlens int32 on the device, any lengths including 0; T = 0 and N = 0 included",
+        "initial_state absent (zero) or fp32 [N, H, V, K] contiguous",
+        "final_state fp32 [N, H, V, K]; an empty sequence returns its initial state",
+        "any scale, passed at run time, 0 included",
+        "rows of o that no sequence covers are 0",
+    ),
+    declined=(
+        "backward pass; checkpoints inside a sequence",
+        "head sizes other than K = V = 128",
+        "grouped heads: q, k and v must have equal head counts",
+        "token dtypes other than bf16, gate and beta dtypes other than fp32",
+        "in-kernel activation of the gate or of beta, in-kernel normalisation of q and k",
+        "initial states in bf16 or fp16, or in another layout",
+        "int64 cu_seqlens, or cu_seqlens on the CPU",
+        "tensors that are not contiguous",
+    ),
+)

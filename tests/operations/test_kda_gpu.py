@@ -1,0 +1,83 @@
+"""Oracle, generators and comparison on a GPU: right there, and quick enough to gate with."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from operations.kda_prefill import OPERATION, KdaWorkload
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def to(x: Any, device: str) -> Any:
+    return x.to(device) if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.parametrize("name", list(OPERATION.regimes))
+def test_chunked_form_on_the_gpu_equals_the_definition_on_the_cpu(name: str) -> None:
+    for w in OPERATION.reduced():
+        inputs = OPERATION.generate(w, OPERATION.regimes[name], seed=0)
+        want = OPERATION.oracle(inputs)
+        got = OPERATION.fast_oracle({n: to(x, "cuda") for n, x in inputs.items()})
+        for n, x in want.items():
+            assert (got[n].cpu() - x).abs().max() <= 1e-10 * x.abs().max().clamp_min(1e-30)
+
+
+def test_errors_on_the_gpu_are_those_of_the_cpu() -> None:
+    w = KdaWorkload("judged", heads=3, lengths=(20, 0, 41, 1))
+    inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
+    want = OPERATION.fast_oracle(inputs)
+    got = {"o": want["o"].bfloat16(), "final_state": want["final_state"].bfloat16()}
+    here = OPERATION.compare(got, want, w)
+    there = OPERATION.compare(
+        {n: x.cuda() for n, x in got.items()}, {n: x.cuda() for n, x in want.items()}, w
+    )
+    for a, b in zip(here, there, strict=True):
+        assert (a.tensor, a.scope, a.within) == (b.tensor, b.scope, b.within)
+        assert b.max_rel == pytest.approx(a.max_rel, rel=1e-12)
+        assert b.rms_rel == pytest.approx(a.rms_rel, rel=1e-12)
+
+
+def test_equal_arguments_draw_equal_bytes_on_the_gpu() -> None:
+    w = OPERATION.workloads["1024/4/1"]
+    first, again = (
+        OPERATION.generate(w, OPERATION.regimes["production"], seed=0, device="cuda")
+        for _ in range(2)
+    )
+    for n, x in first.items():
+        assert torch.equal(x, again[n]) if isinstance(x, torch.Tensor) else x == again[n]
+
+
+@pytest.mark.parametrize(
+    "name", ["16384/16/8", "8192/24/1", "long-32768/4", "many-short/8", "primes-1021-509-1031/32"]
+)
+def test_one_gate_of_a_large_shape_takes_about_a_second(name: str) -> None:
+    w = OPERATION.workloads[name]
+    took: dict[str, float] = {}
+    for regime in ("production", "beyond_single_inf"):  # the first draw also warms up
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        inputs = OPERATION.generate(w, OPERATION.regimes[regime], seed=0, device="cuda")
+        torch.cuda.synchronize()
+        drawn = time.perf_counter()
+        want = OPERATION.fast_oracle(inputs)
+        torch.cuda.synchronize()
+        evaluated = time.perf_counter()
+        got = {"o": want["o"].bfloat16(), "final_state": want["final_state"].float()}
+        assert all(e.within for e in OPERATION.compare(got, want, w))
+        took = {
+            "generate": drawn - start,
+            "oracle": evaluated - drawn,
+            "compare": time.perf_counter() - evaluated,
+        }
+    assert sum(took.values()) < 1.5, took

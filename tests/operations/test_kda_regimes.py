@@ -1,0 +1,232 @@
+"""What the input regimes of KDA prefill promise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from operations import Regime
+from operations.kda_prefill import OPERATION, KdaWorkload
+from operations.kda_prefill._generators import seed_of
+from operations.kda_prefill._statistics import SAMPLE_HEADS, SAMPLE_TOKENS, measure
+
+SAMPLE = KdaWorkload("statistics", heads=SAMPLE_HEADS, lengths=(SAMPLE_TOKENS,))
+SMALL = KdaWorkload("small", heads=3, lengths=(40, 0, 1, 70))
+NAMES = list(OPERATION.regimes)
+RAW = [n for n in NAMES if OPERATION.raw_form(SMALL, OPERATION.regimes[n], seed=0) is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_statistics_are_what_the_generator_draws(name: str) -> None:
+    regime = OPERATION.regimes[name]
+    measured = measure(OPERATION.generate(SAMPLE, regime, seed=0))
+    assert measured.keys() == regime.statistics.keys()
+    spread = max(regime.statistics["std"], 1e-9)
+    # A mean over millions is steady; extremes and sums of windows hang on single draws, so
+    # another random stream may move them by a few per cent.
+    loose = {"std": 0.02, "min": 0.05, "sum16_min": 0.1, "sum32_min": 0.1, "sum64_min": 0.1}
+    for key, stored in regime.statistics.items():
+        if key == "mean":
+            assert measured[key] == pytest.approx(stored, abs=0.02 * spread)
+        elif key in loose:
+            assert measured[key] == pytest.approx(stored, rel=loose[key], abs=1e-12)
+        elif key == "max":
+            assert measured[key] == pytest.approx(stored, abs=0.05 * spread)
+        else:  # shares, the mean of beta, cosines
+            tolerance = 0.1 if key == "key_cosine_min" else 0.01
+            assert measured[key] == pytest.approx(stored, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawn_inputs_stay_inside_the_contract_and_above_the_gate_floor(name: str) -> None:
+    regime = OPERATION.regimes[name]
+    inputs = OPERATION.generate(SAMPLE, regime, seed=1)
+    g = inputs["g"]
+    assert not g.isnan().any()
+    assert g.max() <= 0
+    assert g.min() >= regime.gate_floor
+    assert ((inputs["beta"] >= 0) & (inputs["beta"] <= 1)).all()
+    for x in (inputs["q"], inputs["k"]):
+        norm = torch.linalg.vector_norm(x.double(), dim=-1)
+        assert (norm - 1).abs().max() < 4e-3, "unit norm up to bf16 rounding"
+    assert inputs["v"].double().std() == pytest.approx(1.0, rel=0.02)
+    assert len(regime.source) > 40
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_raw_form_activates_to_what_generate_returns(name: str) -> None:
+    regime = OPERATION.regimes[name]
+    inputs = OPERATION.generate(SMALL, regime, seed=5)
+    raw = OPERATION.raw_form(SMALL, regime, seed=5)
+    assert raw is not None
+    for key, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(raw[key], value), key
+        else:
+            assert raw[key] == value
+    assert raw["g_raw"].dtype == raw["beta_logits"].dtype == torch.bfloat16
+    assert raw["A_log"].shape == (3,)
+    assert raw["dt_bias"].shape == (3, 128)
+    assert raw["A_log"].dtype == raw["dt_bias"].dtype == torch.float32
+    x = (raw["g_raw"].double() + raw["dt_bias"].double()) * raw["A_log"].double().exp()[:, None]
+    g = raw["lower_bound"] / (1 + (-x).exp())
+    # fp32 keeps 24 bits of a pre-activation of size x, and a sigmoid's relative slope is <= 1.
+    torch.testing.assert_close(
+        inputs["g"].double(), g, rtol=2**-22 * max(1.0, x.abs().max().item()), atol=1e-30
+    )
+    torch.testing.assert_close(
+        inputs["beta"].double(), raw["beta_logits"].double().sigmoid(), rtol=1e-6, atol=0
+    )
+    for name_, raw_name in (("q", "q_raw"), ("k", "k_raw")):
+        unit = torch.nn.functional.normalize(raw[raw_name].double(), dim=-1)
+        torch.testing.assert_close(inputs[name_].double(), unit, rtol=2**-8, atol=1e-9)
+
+
+def test_safe_gates_have_a_raw_form_and_the_others_have_none() -> None:
+    safe = {"production", "production_spread", "slow", "similar_keys", "non_negative_keys"}
+    assert set(RAW) == safe | {n for n in NAMES if n.startswith("sweep_")}
+
+
+def test_ranking_regimes_are_production_and_the_mild_one_decides_nothing() -> None:
+    roles = {n: r.role for n, r in OPERATION.regimes.items()}
+    assert NAMES[0] == "production"
+    assert {n for n, r in OPERATION.regimes.items() if r.ranks} == {
+        "production",
+        "production_spread",
+    }
+    assert [n for n in NAMES if roles[n] == "slow"] == ["slow"]
+    mild = OPERATION.regimes["mild"]
+    assert not mild.ranks
+    assert not mild.gates
+    assert all(r.gates for n, r in OPERATION.regimes.items() if n != "mild")
+
+
+def test_sweep_runs_from_mild_to_production_severity() -> None:
+    sweep = [r for r in OPERATION.regimes.values() if r.role == "sweep"]
+    assert [r.severity for r in sweep] == [-1.0, -2.0, -3.0, -5.0]
+    for r in sweep:
+        assert r.gate_floor == r.severity
+        assert r.statistics["mean"] == pytest.approx(r.severity / 2, rel=0.01)
+
+
+def test_production_gate_is_centred_at_half_the_lower_bound_with_unit_spread() -> None:
+    s = OPERATION.regimes["production"].statistics
+    assert s["mean"] == pytest.approx(-2.5, abs=0.05)
+    assert s["std"] == pytest.approx(1.0, abs=0.1)
+    # What BT = 32 from the chunk start and BT = 64 from the middle cannot hold.
+    assert s["sum32_min"] < -88.7
+    raw = OPERATION.raw_form(SAMPLE, OPERATION.regimes["production"], seed=0)
+    assert raw is not None
+    assert raw["lower_bound"] == -5.0
+    assert raw["A_log"].abs().max() > 0.05, "an implementation that drops A_log must differ"
+    assert raw["dt_bias"].abs().max() > 0.5, "an implementation that drops dt_bias must differ"
+
+
+def test_production_spread_saturates_at_both_ends_inside_one_head() -> None:
+    regime = OPERATION.regimes["production_spread"]
+    raw = OPERATION.raw_form(SAMPLE, regime, seed=0)
+    assert raw is not None
+    assert raw["A_log"].max().item() == pytest.approx(math.log(16))
+    steep = raw["g"][:, raw["A_log"].argmax()]
+    assert (steep < -4.9).double().mean() > 0.3
+    assert (steep > -0.1).double().mean() > 0.3
+    one_head = OPERATION.raw_form(KdaWorkload("h1", heads=1, lengths=(8,)), regime, seed=0)
+    assert one_head is not None
+    assert one_head["A_log"].item() == pytest.approx(math.log(16))
+
+
+def test_constant_and_mixed_gates_are_exact() -> None:
+    g = OPERATION.generate(SMALL, OPERATION.regimes["constant"], seed=0)["g"]
+    assert (g == -5.0).all()
+    g = OPERATION.generate(SMALL, OPERATION.regimes["mixed"], seed=0)["g"]
+    assert (g == -5.0).sum() * 2 == g.numel()
+    assert (g == torch.tensor(-0.001)).sum() * 2 == g.numel()
+
+
+def test_similar_keys_are_similar_pairwise_and_almost_overwritten() -> None:
+    inputs = OPERATION.generate(SAMPLE, OPERATION.regimes["similar_keys"], seed=2)
+    k = torch.nn.functional.normalize(inputs["k"].float(), dim=-1).movedim(1, 0)
+    for cosines in k @ k.mT:
+        assert cosines.mean() > 0.9
+        assert cosines.min() > 0.8
+    assert inputs["beta"].mean() == pytest.approx(0.95, abs=0.005)
+    k = OPERATION.generate(SMALL, OPERATION.regimes["non_negative_keys"], seed=2)["k"]
+    assert (k >= 0).all()
+
+
+@pytest.mark.parametrize(("name", "level"), [("1e4", -1e4), ("inf", -math.inf)])
+def test_single_token_resets_once_per_nonempty_sequence_and_head(name: str, level: float) -> None:
+    regime = OPERATION.regimes[f"beyond_single_{name}"]
+    inputs = OPERATION.generate(SMALL, regime, seed=0)
+    reset = inputs["g"] == level
+    assert torch.equal(reset.any(-1), reset.all(-1))
+    hit = reset.all(-1)
+    cu = SMALL.boundaries
+    for n, length in enumerate(SMALL.lengths):
+        assert hit[cu[n] : cu[n + 1]].sum(0).tolist() == [int(length > 0)] * SMALL.heads
+    assert (inputs["g"][~hit] > -0.01).all()
+
+
+def test_one_hot_state_outlives_the_sequence_and_is_not_its_own_transpose() -> None:
+    w = KdaWorkload("memory", heads=1, lengths=(8192,))
+    inputs = OPERATION.generate(w, OPERATION.regimes["one_hot_state"], seed=0)
+    start = inputs["initial_state"][0, 0]
+    assert start.count_nonzero() == 1
+    assert start[start.mT != 0].item() == 0
+    final = OPERATION.fast_oracle(inputs)["final_state"][0, 0]
+    assert final[start != 0].item() > 0.6, "so that a quarter is left after 32768 tokens"
+    assert final.abs().max() == final[start != 0].item()
+
+
+def test_equal_arguments_draw_equal_bytes_and_any_other_draws_others() -> None:
+    production, sweep = OPERATION.regimes["production"], OPERATION.regimes["sweep_lb5"]
+    first = OPERATION.generate(SMALL, production, seed=0)
+    again = OPERATION.generate(SMALL, production, seed=0)
+    assert all(torch.equal(first[n], again[n]) for n in ("q", "k", "v", "g", "initial_state"))
+    renamed = KdaWorkload("other", heads=3, lengths=SMALL.lengths)
+    for w, r, seed in ((SMALL, production, 1), (SMALL, sweep, 0), (renamed, production, 0)):
+        assert not torch.equal(OPERATION.generate(w, r, seed=seed)["q"], first["q"])
+
+
+def test_the_seed_does_not_depend_on_the_process() -> None:
+    assert seed_of(0, SMALL, OPERATION.regimes["slow"]) == 4901065385244017023
+
+
+def test_unknown_regime_is_refused_by_name() -> None:
+    stranger = Regime("warm", "edge", -1.0, "nowhere", {})
+    for call in (OPERATION.generate, OPERATION.raw_form):
+        with pytest.raises(ValueError, match="unknown kda_prefill regime 'warm'; known: prod"):
+            call(SMALL, stranger, seed=0)
+
+
+def _inverse_errors(regime: str, size: int) -> tuple[float, float]:
+    """Largest entry of, and error in, (I + L)^-1 by doubling powers of L rounded to fp16."""
+    w = KdaWorkload("inverse", heads=2, lengths=(size,))
+    inputs = OPERATION.generate(w, OPERATION.regimes[regime], seed=0)
+    k, b = (inputs[n].double().movedim(0, 1) for n in ("k", "g"))
+    b = b.cumsum(1)
+    pair = (b[:, :, None] - b[:, None]).clamp(max=0).exp()
+    L = torch.einsum("hid,hjd,hijd->hij", k, k, pair) * inputs["beta"].double().mT[..., None]
+    L = L.tril(-1)
+    eye = torch.eye(size, dtype=torch.float64)
+    exact = torch.linalg.inv(eye + L)
+
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x.half().double()
+
+    X, P = eye - half(L), half(-L)
+    for _ in range(size.bit_length() - 2):
+        P = half(P @ P)
+        X = half(X + X @ P)
+    error = (X - exact).abs().max().item()
+    return exact.abs().max().item(), error if math.isfinite(error) else math.inf
+
+
+def test_similar_keys_break_the_power_series_inverse_that_random_keys_allow() -> None:
+    largest, error = _inverse_errors("similar_keys", 16)
+    assert largest < 1.5, "the answer itself stays near 1"
+    assert error > 0.05
+    assert _inverse_errors("similar_keys", 64)[1] > 100
+    assert _inverse_errors("production", 16)[1] < 2e-3
