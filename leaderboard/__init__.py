@@ -1,0 +1,199 @@
+"""What campaigns saw: records, one writer, queries by the rules of comparison.
+
+The leaderboard is the only truth about a campaign.  It imports nothing of
+``operations``, ``candidates`` or ``factory``, and neither torch nor CUDA.
+
+Names load on first use: whoever needs only :mod:`leaderboard.records` loads no
+database.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leaderboard._errors import HeldError, QueryError, StoreError, TransferError, UnknownError
+    from leaderboard._lease import LEASE_SECONDS, driver_name
+    from leaderboard.queries import (
+        best_so_far,
+        compare,
+        finals,
+        funnel,
+        ranked,
+        ratio,
+        rejected,
+        shapes,
+        unranked,
+        winner,
+        worst_errors,
+    )
+    from leaderboard.records import (
+        CampaignRecord,
+        CampaignStatus,
+        Clock,
+        ErrorRecord,
+        FingerprintRecord,
+        JobRecord,
+        JobStatus,
+        MeasurementRecord,
+        StageRecord,
+        StageStatus,
+        TrialRecord,
+        TrialStatus,
+    )
+    from leaderboard.shipped import open_for_reading, shipped_store
+    from leaderboard.store import DEFAULT_URL, Store, open_store
+    from leaderboard.transfer import (
+        ImportResult,
+        export_file,
+        export_lines,
+        import_file,
+        import_lines,
+    )
+    from leaderboard.views import (
+        BestPoint,
+        Comparison,
+        ControlTime,
+        FinalRow,
+        Funnel,
+        LeaderboardRow,
+        Ratio,
+        RejectedRow,
+        ShapeRatio,
+        ShapeRow,
+        StageCount,
+        UnrankedRow,
+        WorstError,
+    )
+
+__all__ = [
+    "DEFAULT_URL",
+    "LEASE_SECONDS",
+    "BestPoint",
+    "CampaignRecord",
+    "CampaignStatus",
+    "Clock",
+    "Comparison",
+    "ControlTime",
+    "ErrorRecord",
+    "FinalRow",
+    "FingerprintRecord",
+    "Funnel",
+    "HeldError",
+    "ImportResult",
+    "JobRecord",
+    "JobStatus",
+    "LeaderboardRow",
+    "MeasurementRecord",
+    "QueryError",
+    "Ratio",
+    "RejectedRow",
+    "ShapeRatio",
+    "ShapeRow",
+    "StageCount",
+    "StageRecord",
+    "StageStatus",
+    "Store",
+    "StoreError",
+    "TransferError",
+    "TrialRecord",
+    "TrialStatus",
+    "UnknownError",
+    "UnrankedRow",
+    "WorstError",
+    "best_so_far",
+    "compare",
+    "driver_name",
+    "export_file",
+    "export_lines",
+    "finals",
+    "funnel",
+    "import_file",
+    "import_lines",
+    "open_for_reading",
+    "open_store",
+    "ranked",
+    "ratio",
+    "rejected",
+    "shapes",
+    "shipped_store",
+    "unranked",
+    "winner",
+    "worst_errors",
+]
+
+_HOMES = {
+    "leaderboard._errors": (
+        "HeldError",
+        "QueryError",
+        "StoreError",
+        "TransferError",
+        "UnknownError",
+    ),
+    "leaderboard._lease": ("LEASE_SECONDS", "driver_name"),
+    "leaderboard.queries": (
+        "best_so_far",
+        "compare",
+        "finals",
+        "funnel",
+        "ranked",
+        "ratio",
+        "rejected",
+        "shapes",
+        "unranked",
+        "winner",
+        "worst_errors",
+    ),
+    "leaderboard.shipped": ("open_for_reading", "shipped_store"),
+    "leaderboard.store": ("DEFAULT_URL", "Store", "open_store"),
+    "leaderboard.transfer": (
+        "ImportResult",
+        "export_file",
+        "export_lines",
+        "import_file",
+        "import_lines",
+    ),
+    "leaderboard.views": (
+        "BestPoint",
+        "Comparison",
+        "ControlTime",
+        "FinalRow",
+        "Funnel",
+        "LeaderboardRow",
+        "Ratio",
+        "RejectedRow",
+        "ShapeRatio",
+        "ShapeRow",
+        "StageCount",
+        "UnrankedRow",
+        "WorstError",
+    ),
+    "leaderboard.records": (
+        "CampaignRecord",
+        "CampaignStatus",
+        "Clock",
+        "ErrorRecord",
+        "FingerprintRecord",
+        "JobRecord",
+        "JobStatus",
+        "MeasurementRecord",
+        "StageRecord",
+        "StageStatus",
+        "TrialRecord",
+        "TrialStatus",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

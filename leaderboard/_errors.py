@@ -1,0 +1,41 @@
+"""What can go wrong at the leaderboard, each as one line a user can act on.
+
+Knows nothing of SQL: the store translates database errors into these.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HeldError", "QueryError", "StoreError", "TransferError", "UnknownError"]
+
+
+class StoreError(Exception):
+    """The leaderboard cannot do what was asked; the message is one line with the fix."""
+
+
+class HeldError(StoreError):
+    """Another driver holds the campaign.
+
+    Attributes
+    ----------
+    holder : str
+        ``host:pid`` of the driver that holds it.
+    age_seconds : float
+        Time since its last sign of life.
+    """
+
+    def __init__(self, message: str, *, holder: str, age_seconds: float) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.age_seconds = age_seconds
+
+
+class UnknownError(StoreError, LookupError):
+    """No campaign, trial or job of that name; the message suggests the nearest."""
+
+
+class QueryError(StoreError):
+    """The numbers asked for must not be compared; the message says why."""
+
+
+class TransferError(StoreError):
+    """An export file is damaged, foreign, or contradicts what is stored."""

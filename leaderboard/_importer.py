@@ -1,0 +1,261 @@
+"""Adds exported items to a database, by identity; knows nothing of files.
+
+Works in batches inside the caller's transaction, so that a large import costs
+few statements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from leaderboard import _rows
+from leaderboard._errors import TransferError
+from leaderboard._scores import score_basis
+from leaderboard._types import decode_json
+from leaderboard.models import (
+    CampaignRow,
+    ErrorRow,
+    FingerprintRow,
+    JobRow,
+    MeasurementRow,
+    StageRow,
+    TrialRow,
+)
+from leaderboard.records import (
+    CampaignRecord,
+    Clock,
+    FingerprintRecord,
+    JobRecord,
+    JobStatus,
+    MeasurementRecord,
+    TrialRecord,
+    TrialStatus,
+)
+
+__all__ = ["Importer"]
+
+_BATCH = 500
+_MUTABLE = {"status", "budget", "updated_at", "driver", "heartbeat_at"}
+"""Fields of a campaign that its driver changes while it runs."""
+
+
+class Importer:
+    """One import.
+
+    Attributes
+    ----------
+    added, skipped : Counter
+        Lines by kind.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.added: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self._session = session
+        self._trial_ids: dict[str, int] = {}
+        self._passed: list[int] = []
+        self._times: list[tuple[str, dict[str, Any]]] = []
+
+    def add(self, item: dict[str, Any]) -> None:
+        """Add one exported item.
+
+        Raises
+        ------
+        TransferError
+            If it contradicts what is stored, or its kind is unknown.
+        ValueError
+            If it is not a valid record.
+        """
+        kind = item.pop("kind")
+        handlers = {
+            "fingerprint": self._fingerprint,
+            "campaign": self._campaign,
+            "job": self._job,
+            "trial": self._trial,
+            "measurement": self._measurement,
+        }
+        if kind not in handlers:
+            raise TransferError(f"unknown kind {kind!r}")
+        handlers[kind](decode_json(item))
+
+    def finish(self) -> None:
+        """Write what is still held back and check every passed trial that was added.
+
+        Raises
+        ------
+        TransferError, StoreError
+            If a measured score is not made of stored times.
+        """
+        self._flush_times()
+        for start in range(0, len(self._passed), _BATCH):
+            self._check(self._passed[start : start + _BATCH])
+
+    def _insert(self, row: FingerprintRow | CampaignRow | JobRow | TrialRow) -> None:
+        # At once: later rows refer to it, and the order of a flush follows
+        # relationships, of which these tables declare none.
+        self._session.add(row)
+        self._session.flush()
+
+    def _count(self, kind: str, added: bool) -> None:
+        (self.added if added else self.skipped)[kind] += 1
+
+    def _fingerprint(self, item: dict[str, Any]) -> None:
+        record = FingerprintRecord.model_validate(item)
+        row = self._session.get(FingerprintRow, record.id)
+        if row is None:
+            self._insert(FingerprintRow(id=record.id, contents=record.values))
+        elif _rows.fingerprint_record(row) != record:
+            raise TransferError(f"fingerprint {record.id} is stored with other contents")
+        self._count("fingerprint", row is None)
+
+    def _campaign(self, item: dict[str, Any]) -> None:
+        record = CampaignRecord.model_validate(item)
+        row = self._session.get(CampaignRow, record.id)
+        self._count("campaign", row is None)
+        if row is None:
+            self._insert(_rows.campaign_row(record))
+            return
+        stored = _rows.campaign_record(row)
+        for name in _rows.CAMPAIGN_FIELDS:
+            if name not in _MUTABLE and getattr(stored, name) != getattr(record, name):
+                raise TransferError(f"campaign {record.id} is stored with another {name}")
+        # A campaign that is driven here knows its own state better.
+        if row.driver is None and record.updated_at > stored.updated_at:
+            row.status, row.budget = record.status.value, record.budget
+            row.updated_at = record.updated_at
+
+    def _job(self, item: dict[str, Any]) -> None:
+        record = JobRecord.model_validate(item)
+        row = self._session.get(JobRow, record.id)
+        self._count("job", row is None)
+        if row is None:
+            self._insert(_rows.job_row(record))
+            return
+        stored = _rows.job_record(row)
+        closing = {"status", "ended_at", "drift", "note"}
+        if stored.model_dump(exclude=closing) != record.model_dump(exclude=closing):
+            raise TransferError(f"job {record.id} is stored with other contents")
+        if stored == record or record.status is JobStatus.OPEN:
+            return
+        if stored.status is not JobStatus.OPEN:
+            raise TransferError(
+                f"job {record.id} is stored as {stored.status} and comes as {record.status}"
+            )
+        row.status, row.ended_at = record.status.value, record.ended_at
+        row.drift, row.note = record.drift, record.note
+
+    def _trial(self, item: dict[str, Any]) -> None:
+        record = TrialRecord.model_validate({**item, "id": 0})
+        if not record.uid:
+            raise TransferError("a trial has no uid")
+        if record.status is TrialStatus.RUNNING:
+            raise TransferError(f"trial {record.uid} is still running: it is no result")
+        row = self._session.scalars(sa.select(TrialRow).where(TrialRow.uid == record.uid)).first()
+        self._count("trial", row is None)
+        if row is None:
+            self._insert_trial(record)
+            return
+        self._trial_ids[record.uid] = row.id
+        stored = _rows.trial_record(row).model_dump(exclude={"id"})
+        bare = record.model_copy(update={"stages": (), "errors": (), "measurements": ()})
+        if stored != bare.model_dump(exclude={"id"}):
+            raise TransferError(f"trial {record.uid} is stored with other contents")
+
+    def _insert_trial(self, record: TrialRecord) -> None:
+        # Campaign and job go first; in one transaction a missing one is an error.
+        values = record.model_dump(include=set(_rows.TRIAL_FIELDS) - {"id"})
+        values["status"] = record.status.value
+        values["clock"] = None if record.clock is None else record.clock.value
+        clash = self._session.execute(
+            sa.select(TrialRow.uid).where(
+                TrialRow.campaign_id == record.campaign_id,
+                TrialRow.schedule_key == record.schedule_key,
+                TrialRow.attempt == record.attempt,
+            )
+        ).first()
+        if clash is not None:
+            raise TransferError(
+                f"campaign {record.campaign_id} holds another trial of '{record.schedule_key}', "
+                f"attempt {record.attempt}: it went on in two places"
+            )
+        row = TrialRow(**values, finished=True if record.status.finished else None)
+        self._insert(row)
+        self._trial_ids[record.uid] = row.id
+        self._session.add_all(
+            StageRow(
+                trial_id=row.id, position=position, **{**s.model_dump(), "status": s.status.value}
+            )
+            for position, s in enumerate(record.stages)
+        )
+        if record.errors:
+            self._session.execute(
+                sa.insert(ErrorRow), [_rows.error_values(row.id, e) for e in record.errors]
+            )
+        if record.status is TrialStatus.PASSED and record.clock is not Clock.MODELLED:
+            self._passed.append(row.id)
+
+    def _measurement(self, item: dict[str, Any]) -> None:
+        uid, trial_uid = item.pop("uid"), item.pop("trial_uid")
+        if trial_uid is not None and trial_uid not in self._trial_ids:
+            raise TransferError(f"measurement {uid} is of trial {trial_uid}, which is not here")
+        trial_id = None if trial_uid is None else self._trial_ids[trial_uid]
+        record = MeasurementRecord.model_validate({**item, "trial_id": trial_id})
+        self._times.append((uid, _rows.measurement_values(record, uid)))
+        if len(self._times) >= _BATCH:
+            self._flush_times()
+
+    def _flush_times(self) -> None:
+        if not self._times:
+            return
+        self._session.flush()
+        known = set(
+            self._session.scalars(
+                sa.select(MeasurementRow.uid).where(
+                    MeasurementRow.uid.in_([uid for uid, _ in self._times])
+                )
+            )
+        )
+        fresh = [values for uid, values in self._times if uid not in known]
+        for counter, count in (
+            (self.added, len(fresh)),
+            (self.skipped, len(self._times) - len(fresh)),
+        ):
+            if count:
+                counter["measurement"] += count
+        if fresh:
+            self._session.execute(sa.insert(MeasurementRow), fresh)
+        self._times.clear()
+
+    def _check(self, ids: Sequence[int]) -> None:
+        times: dict[int | None, list[MeasurementRecord]] = defaultdict(list)
+        m = MeasurementRow
+        rows = sa.select(m).where(m.trial_id.in_(ids), m.phase == "search").order_by(m.id)
+        for row in self._session.scalars(rows):
+            times[row.trial_id].append(_rows.measurement_record(row))
+        trials = (
+            sa.select(TrialRow, CampaignRow)
+            .join(CampaignRow, CampaignRow.id == TrialRow.campaign_id)
+            .where(TrialRow.id.in_(ids))
+        )
+        for trial, campaign in self._session.execute(trials):
+            if trial.job_id is None or trial.clock is None or trial.score_us is None:
+                raise TransferError(f"trial {trial.uid} cannot pass: a time belongs to a job")
+            basis = score_basis(
+                _rows.campaign_record(campaign),
+                label=f"trial {trial.uid}",
+                clock=Clock(trial.clock),
+                job_id=trial.job_id,
+                score_us=trial.score_us,
+                slow_us=trial.slow_us,
+                measurements=times[trial.id],
+            )
+            if (basis.method, basis.cache) != (trial.method, trial.cache):
+                raise TransferError(
+                    f"trial {trial.uid} states {trial.method}, {trial.cache} and was read with "
+                    f"{basis.method}, {basis.cache}"
+                )

@@ -1,0 +1,48 @@
+"""Who may write for a campaign: one driver at a time.
+
+Only decides whether a holder is still alive; the store keeps the lease.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import datetime
+from pathlib import Path
+
+__all__ = ["LEASE_SECONDS", "driver_name", "is_stale"]
+
+LEASE_SECONDS = 300.0
+"""A driver silent for longer has lost its campaign; every write renews the lease."""
+
+
+def driver_name() -> str:
+    """``host:pid`` of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_stale(driver: str, heartbeat_at: datetime | None, now: datetime) -> bool:
+    """Whether the holder ``driver`` is gone.
+
+    It is when its process is dead (seen only from its own host) or when it
+    last gave a sign more than :data:`LEASE_SECONDS` before ``now``.
+    """
+    if heartbeat_at is None or (now - heartbeat_at).total_seconds() > LEASE_SECONDS:
+        return True
+    host, _, pid = driver.rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not _alive(int(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        # A zombie answers signals but will never write again.
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

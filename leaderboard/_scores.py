@@ -1,0 +1,100 @@
+"""What makes a score: all tuned workloads, one method, one cache state.
+
+Pure arithmetic on records; knows nothing of the database.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from leaderboard._errors import StoreError
+from leaderboard.records import CampaignRecord, Clock, MeasurementRecord
+
+__all__ = ["Basis", "geomean", "score_basis"]
+
+_SAME = 1e-6
+"""Relative difference up to which a stated score equals the recomputed one."""
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+@dataclass(frozen=True)
+class Basis:
+    """How the times behind a score were read."""
+
+    method: str
+    cache: str
+
+
+def score_basis(
+    campaign: CampaignRecord,
+    *,
+    label: str,
+    clock: Clock,
+    job_id: str,
+    score_us: float,
+    slow_us: float | None,
+    measurements: Iterable[MeasurementRecord],
+) -> Basis:
+    """Find the complete set of times that ``score_us`` is the geomean of.
+
+    Considered are the trial's ``search`` times of this job and clock on the
+    tuned workloads; of several of one workload, regime, method and cache the
+    last one counts.
+
+    Raises
+    ------
+    StoreError
+        If a (workload, regime) has no time, or the score is not their geomean.
+    """
+    if not campaign.workloads:
+        raise StoreError(
+            f"{label} cannot pass with a measured time: campaign {campaign.id} names no tuned "
+            "workloads (CampaignRecord.workloads)"
+        )
+    regimes = [campaign.ranking_regime]
+    if campaign.slow_regime is not None:
+        regimes.append(campaign.slow_regime)
+    cells: dict[Basis, dict[tuple[str, str], float]] = defaultdict(dict)
+    for m in measurements:
+        if m.clock is clock and m.job_id == job_id and m.phase == "search" and not m.held_out:
+            cells[Basis(m.method, m.cache)][m.workload, m.regime] = m.median_us
+    wanted = [(w, r) for r in regimes for w in campaign.workloads]
+    complete = {b: c for b, c in cells.items() if all(cell in c for cell in wanted)}
+    if not complete:
+        best = max(cells.values(), key=lambda c: sum(cell in c for cell in wanted), default={})
+        missing = [cell for cell in wanted if cell not in best]
+        raise StoreError(
+            f"{label} cannot pass: {len(wanted) - len(missing)} of {len(wanted)} {clock} times "
+            f"are there; the first missing is {missing[0][0]} on {missing[0][1]}"
+        )
+    seen = []
+    for basis, found in complete.items():
+        production = geomean([found[w, campaign.ranking_regime] for w in campaign.workloads])
+        slow = None
+        if campaign.slow_regime is not None:
+            slow = geomean([found[w, campaign.slow_regime] for w in campaign.workloads])
+        seen.append((production, slow))
+        if _same(score_us, production) and _same(slow_us, slow):
+            return basis
+    production, slow = seen[0]
+    raise StoreError(
+        f"{label} cannot pass: its score {score_us:.6g} us (slow {_text(slow_us)}) is not the "
+        f"geomean of its times, {production:.6g} us (slow {_text(slow)})"
+    )
+
+
+def _same(stated: float | None, computed: float | None) -> bool:
+    if stated is None or computed is None:
+        return stated is computed
+    return math.isclose(stated, computed, rel_tol=_SAME)
+
+
+def _text(us: float | None) -> str:
+    return "none" if us is None else f"{us:.6g} us"

@@ -1,0 +1,257 @@
+"""Records the leaderboard stores and returns: frozen, validated, storage-free.
+
+They know nothing of SQL and nothing of torch, operations or candidates: names
+and numbers only.  Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "CampaignRecord",
+    "CampaignStatus",
+    "Clock",
+    "ErrorRecord",
+    "FingerprintRecord",
+    "JobRecord",
+    "JobStatus",
+    "MeasurementRecord",
+    "StageRecord",
+    "StageStatus",
+    "TrialRecord",
+    "TrialStatus",
+]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Clock(StrEnum):
+    """Kinds of time; they are never ranked together."""
+
+    GPU = "gpu"
+    PER_CALL = "per_call"
+    PIPELINED = "pipelined"
+    MODELLED = "modelled"
+
+
+class CampaignStatus(StrEnum):
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class TrialStatus(StrEnum):
+    """How a trial stands.  Only ``passed`` may carry a time."""
+
+    RUNNING = "running"
+    PASSED = "passed"
+    """Went through every stage of its campaign."""
+    REJECTED = "rejected"
+    """Wrong: the emulation or the gate refused it."""
+    INFEASIBLE = "infeasible"
+    """Breaks a stated budget (validate or compile)."""
+    CRASHED = "crashed"
+    """The candidate killed its process or its CUDA context."""
+    TIMEOUT = "timeout"
+    """The candidate outlived a limit."""
+    SLOW = "slow"
+    """Right, but hopeless at the screen; no time on all shapes."""
+    ABANDONED = "abandoned"
+    """Interrupted or stopped by a harness fault; says nothing on the candidate."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trial counts against the budget and is never run again."""
+        return self not in (TrialStatus.RUNNING, TrialStatus.ABANDONED)
+
+
+class StageStatus(StrEnum):
+    PASSED = "passed"
+    REJECTED = "rejected"
+    INFEASIBLE = "infeasible"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    SLOW = "slow"
+
+
+class JobStatus(StrEnum):
+    OPEN = "open"
+    VALID = "valid"
+    VOID = "void"
+    """Its controls drifted beyond the bound or it was cut short: its times do not rank."""
+
+
+class FingerprintRecord(_Record):
+    """Machine and toolchain; part of a result's identity."""
+
+    id: str
+    """sha256 over the canonical JSON of ``values``."""
+    values: dict[str, Any]
+    """Names to versions, for example ``gpu``, ``gpu_uuid``, ``driver``, ``torch``, ``dsl``."""
+
+
+class CampaignRecord(_Record):
+    id: str
+    """Unique, for example ``kda_prefill-20261130-071502-3f2a``."""
+    name: str
+    operation: str
+    operation_version: str
+    family: str
+    source_hash: str
+    """sha256 of the family's source at launch."""
+    config: dict[str, Any]
+    space_hash: str
+    """sha256 over parameters, choices and offered schedules."""
+    space: dict[str, Any]
+    """Parameter name to its choices, so that a changed space can be named."""
+    seed: int
+    budget: int = Field(ge=1)
+    """Trials in all, resumed ones included."""
+    status: CampaignStatus
+    clock: Clock
+    """The clock that orders its trials."""
+    workloads: tuple[str, ...] = ()
+    """Names of all tuned workloads: a measured trial passes only with a time on each of them."""
+    ranking_regime: str = "production"
+    """Regime whose times make the score."""
+    slow_regime: str | None = "slow"
+    """Regime timed beside it; None if the campaign has none."""
+    created_at: datetime
+    updated_at: datetime
+    driver: str | None = None
+    """Who holds it: ``host:pid``."""
+    heartbeat_at: datetime | None = None
+
+
+class JobRecord(_Record):
+    """One stretch of measuring on one GPU: the unit of comparison."""
+
+    id: str
+    campaign_id: str | None
+    fingerprint_id: str
+    gpu: str
+    """GPU name as its driver gives it, for example ``NVIDIA H200``."""
+    status: JobStatus
+    started_at: datetime
+    ended_at: datetime | None = None
+    drift: float | None = None
+    """Largest relative change of a control's median between its readings."""
+    note: str = ""
+
+
+class StageRecord(_Record):
+    stage: str
+    """validate, emulate, compile, gate, screen or time."""
+    status: StageStatus
+    reason: str = ""
+    """One line with the numbers, empty when passed."""
+    seconds: float = Field(ge=0)
+    details: dict[str, Any] = Field(default_factory=dict)
+    """What the stage saw, for example resources of each kernel."""
+
+
+class ErrorRecord(_Record):
+    """Error of one output against the oracle."""
+
+    stage: str
+    regime: str
+    workload: str
+    tensor: str
+    scope: str
+    """``all`` or the worst slice, for example ``head 3``."""
+    max_rel: float | None
+    """None where not finite."""
+    rms_rel: float | None
+    finite: bool
+    within: bool
+    seed: int
+    out_of_contract: bool = False
+    """Regime past the declared gate bound: recorded, not run, no error."""
+
+
+class MeasurementRecord(_Record):
+    """One time: a candidate or a control on one workload, regime and clock."""
+
+    job_id: str
+    trial_id: int | None = None
+    control: str | None = None
+    """Baseline name when this is a control's time."""
+    workload: str
+    regime: str
+    clock: Clock
+    cache: str
+    """``warm`` or ``cold``: state of the L2 cache when a sample starts."""
+    method: str
+    """How it was read, for example ``cupti`` or ``cost model``; methods never rank together."""
+    input_form: str = "activated"
+    """``activated`` or ``raw``."""
+    median_us: float = Field(gt=0)
+    low_us: float = Field(gt=0)
+    high_us: float = Field(gt=0)
+    samples_us: tuple[float, ...] = ()
+    kernels: tuple[str, ...] = ()
+    """Kernel names really launched."""
+    held_out: bool = False
+    phase: str = "search"
+    """``search``, ``before``/``between``/``after`` (controls) or ``final`` (finalists)."""
+
+    @model_validator(mode="after")
+    def _one_owner(self) -> MeasurementRecord:
+        if (self.trial_id is None) == (self.control is None):
+            raise ValueError("a measurement belongs to a trial or a control, not both or neither")
+        if not self.low_us <= self.median_us <= self.high_us:
+            raise ValueError("low_us <= median_us <= high_us must hold")
+        return self
+
+
+class TrialRecord(_Record):
+    """One schedule of one campaign and all that was seen of it."""
+
+    id: int
+    """Row number in this database; other databases number differently."""
+    uid: str = ""
+    """The same everywhere: survives export and import."""
+    campaign_id: str
+    number: int
+    """0-based order of proposal within the campaign."""
+    schedule_key: str
+    schedule: dict[str, int | str]
+    status: TrialStatus
+    stage: str
+    """Last stage reached."""
+    reason: str = ""
+    attempt: int = 1
+    clock: Clock | None = None
+    score_us: float | None = Field(default=None, gt=0)
+    """Geomean over all tuned workloads on the production regime; only when passed."""
+    slow_us: float | None = Field(default=None, gt=0)
+    """The same on the slow regime; None for modelled."""
+    method: str | None = None
+    """How the score was read; set by the store from the measurements of a passed trial."""
+    cache: str | None = None
+    """``warm`` or ``cold``; set by the store likewise."""
+    job_id: str | None = None
+    source_hash: str
+    gate_bound: float | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
+    log_path: str | None = None
+    stages: tuple[StageRecord, ...] = ()
+    errors: tuple[ErrorRecord, ...] = ()
+    measurements: tuple[MeasurementRecord, ...] = ()
+
+    @model_validator(mode="after")
+    def _no_time_on_a_failure(self) -> TrialRecord:
+        if self.status is not TrialStatus.PASSED and self.score_us is not None:
+            raise ValueError(f"a {self.status} trial cannot carry a time")
+        if self.status is TrialStatus.PASSED and (self.score_us is None or self.clock is None):
+            raise ValueError("a passed trial needs a score and its clock")
+        return self

@@ -1,0 +1,282 @@
+"""Campaigns as JSON lines: out and in again without loss or duplication.
+
+One object a line: a header, then fingerprints, campaigns, jobs, trials (with
+stages and errors) and measurements, then an end line that counts them, so that
+a file cut short is noticed.  Identity is by id and uid, never by row number;
+importing a file twice changes nothing.  Trials still running are not results
+and stay behind, and so do leases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.orm import Session
+
+from leaderboard import _rows
+from leaderboard._errors import StoreError, TransferError, UnknownError
+from leaderboard._importer import Importer
+from leaderboard._types import encode_json
+from leaderboard.models import (
+    CampaignRow,
+    ErrorRow,
+    FingerprintRow,
+    JobRow,
+    MeasurementRow,
+    StageRow,
+    TrialRow,
+)
+from leaderboard.records import TrialStatus
+from leaderboard.store import Store
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "ImportResult",
+    "export_file",
+    "export_lines",
+    "import_file",
+    "import_lines",
+]
+
+FORMAT = "kernel-factory leaderboard"
+VERSION = 1
+"""Of the lines, raised when an older reader would misread them."""
+
+_BATCH = 500
+
+
+class ImportResult(BaseModel):
+    """What an import did; ``skipped`` was there already."""
+
+    model_config = ConfigDict(frozen=True)
+
+    added: dict[str, int]
+    skipped: dict[str, int]
+
+
+def export_lines(store: Store, campaign_ids: Sequence[str] | None = None) -> Iterator[str]:
+    """Lines (without line breaks) of these campaigns, or of everything.
+
+    Equal contents give equal lines, in equal order.
+
+    Raises
+    ------
+    UnknownError
+        If there is no campaign of one of these ids.
+    """
+    count = 0
+    yield _line({"kind": "header", "format": FORMAT, "version": VERSION})
+    with store.reading() as session:
+        for item in _items(session, store.name, campaign_ids):
+            count += 1
+            yield _line(item)
+    yield _line({"kind": "end", "lines": count})
+
+
+def export_file(store: Store, path: Path, campaign_ids: Sequence[str] | None = None) -> int:
+    """Write :func:`export_lines` to ``path``, whole or not at all; returns the lines written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    count = 0
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as stream:
+            for line in export_lines(store, campaign_ids):
+                stream.write(line + "\n")
+                count += 1
+        partial.replace(path)
+    except OSError as error:
+        raise TransferError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def import_lines(store: Store, lines: Iterable[str], *, name: str = "input") -> ImportResult:
+    """Add what is not there yet, in one transaction.
+
+    Parameters
+    ----------
+    lines : iterable of str
+        As :func:`export_lines` gives them.
+    name : str
+        What to call the input in messages.
+
+    Raises
+    ------
+    TransferError
+        If the input is not such an export, is of a newer version, is cut
+        short, contradicts what is stored, or holds a passed trial without all
+        its times.  Nothing is changed then.
+    """
+    with store.writing() as session:
+        importer = Importer(session)
+        count, ended = -1, False
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if ended:
+                raise TransferError(f"{name} line {number}: something follows the end line")
+            item = _parse(line, name, number)
+            if count < 0:
+                _check_header(item, name)
+            elif item["kind"] == "end":
+                ended = True
+                if item.get("lines") != count:
+                    raise TransferError(
+                        f"{name} holds {count} lines where its end line counts {item.get('lines')}"
+                    )
+                continue
+            else:
+                try:
+                    importer.add(item)
+                except (StoreError, KeyError, TypeError, ValueError) as error:
+                    raise TransferError(f"{name} line {number}: {_why(error)}") from None
+            count += 1
+        if not ended:
+            raise TransferError(f"{name} is cut short: it has no end line")
+        try:
+            importer.finish()
+        except StoreError as error:
+            raise TransferError(f"{name}: {error}") from None
+        return ImportResult(added=dict(importer.added), skipped=dict(importer.skipped))
+
+
+def import_file(store: Store, path: Path) -> ImportResult:
+    """:func:`import_lines` of a file."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return import_lines(store, stream, name=str(path))
+    except OSError as error:
+        raise TransferError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TransferError(f"{path} is not a leaderboard export: it is not text") from None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return " ".join(str(error).split())
+
+
+def _parse(line: str, name: str, number: int) -> dict[str, Any]:
+    try:
+        item = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TransferError(f"{name} line {number} is not JSON: {error.msg}") from None
+    if not isinstance(item, dict) or not isinstance(item.get("kind"), str):
+        raise TransferError(f"{name} line {number} is not an object with a kind")
+    return item
+
+
+def _check_header(item: dict[str, Any], name: str) -> None:
+    if item["kind"] != "header" or item.get("format") != FORMAT:
+        raise TransferError(f"{name} is not a leaderboard export: its first line is no header")
+    version = item.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise TransferError(
+            f"{name} was written by a newer version (format {version}, this one reads up to "
+            f"{VERSION}); upgrade kernel-factory"
+        )
+
+
+def _line(item: dict[str, Any]) -> str:
+    return json.dumps(
+        encode_json(_moments(item)), allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
+
+
+def _moments(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {key: _moments(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_moments(item) for item in value]
+    return value
+
+
+def _items(
+    session: Session, name: str, campaign_ids: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    campaigns = sa.select(CampaignRow.id)
+    if campaign_ids is not None:
+        campaigns = campaigns.where(CampaignRow.id.in_(campaign_ids))
+        lost = set(campaign_ids) - set(session.scalars(campaigns))
+        if lost:
+            raise UnknownError(f"no campaign {min(lost)!r} in {name}")
+    trials = sa.select(TrialRow.id).where(
+        TrialRow.campaign_id.in_(campaigns), TrialRow.status != TrialStatus.RUNNING.value
+    )
+    wanted = JobRow.campaign_id.in_(campaigns) | JobRow.id.in_(
+        sa.select(MeasurementRow.job_id).where(MeasurementRow.trial_id.in_(trials))
+    )
+    wanted |= JobRow.id.in_(sa.select(TrialRow.job_id).where(TrialRow.id.in_(trials)))
+    jobs = sa.select(JobRow.id)
+    if campaign_ids is not None:
+        jobs = jobs.where(wanted)
+
+    fingerprints = sa.select(FingerprintRow).order_by(FingerprintRow.id)
+    if campaign_ids is not None:
+        fingerprints = fingerprints.where(
+            FingerprintRow.id.in_(sa.select(JobRow.fingerprint_id).where(JobRow.id.in_(jobs)))
+        )
+    for row in session.scalars(fingerprints):
+        yield {"kind": "fingerprint", **_rows.fingerprint_record(row).model_dump()}
+    for campaign in session.scalars(
+        sa.select(CampaignRow).where(CampaignRow.id.in_(campaigns)).order_by(CampaignRow.id)
+    ):
+        record = _rows.campaign_record(campaign)
+        yield {"kind": "campaign", **record.model_dump(exclude={"driver", "heartbeat_at"})}
+    for job in session.scalars(sa.select(JobRow).where(JobRow.id.in_(jobs)).order_by(JobRow.id)):
+        yield {"kind": "job", **_rows.job_record(job).model_dump()}
+    yield from _trial_items(session, trials)
+    yield from _measurement_items(session, jobs, trials)
+
+
+def _trial_items(session: Session, trials: sa.Select[Any]) -> Iterator[dict[str, Any]]:
+    order = (TrialRow.campaign_id, TrialRow.number, TrialRow.attempt)
+    ids = list(session.scalars(trials.order_by(*order)))
+    for start in range(0, len(ids), _BATCH):
+        chunk = ids[start : start + _BATCH]
+        stages = _children(session, StageRow, chunk)
+        errors = _children(session, ErrorRow, chunk)
+        rows = sa.select(TrialRow).where(TrialRow.id.in_(chunk)).order_by(*order)
+        for row in session.scalars(rows):
+            record = _rows.trial_record(row, stages.get(row.id, ()), errors.get(row.id, ()))
+            yield {"kind": "trial", **record.model_dump(exclude={"id", "measurements"})}
+        session.expunge_all()
+
+
+def _children(session: Session, model: Any, ids: Sequence[int]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for row in session.scalars(sa.select(model).where(model.trial_id.in_(ids)).order_by(model.id)):
+        found.setdefault(row.trial_id, []).append(row)
+    return found
+
+
+def _measurement_items(
+    session: Session, jobs: sa.Select[Any], trials: sa.Select[Any]
+) -> Iterator[dict[str, Any]]:
+    m = MeasurementRow
+    query = (
+        sa.select(m, TrialRow.uid)
+        .outerjoin(TrialRow, TrialRow.id == m.trial_id)
+        .where(m.job_id.in_(jobs), m.trial_id.is_(None) | m.trial_id.in_(trials))
+        .order_by(m.id)
+        .execution_options(yield_per=_BATCH)
+    )
+    for row, trial_uid in session.execute(query):
+        record = _rows.measurement_record(row)
+        yield {
+            "kind": "measurement",
+            "uid": row.uid,
+            "trial_uid": trial_uid,
+            **record.model_dump(exclude={"trial_id"}),
+        }

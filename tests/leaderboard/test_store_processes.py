@@ -1,0 +1,185 @@
+"""Many processes on one SQLite file, and processes that die in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import board
+import pytest
+
+from leaderboard import JobStatus, Store, StoreError, TrialStatus, funnel, open_store, ranked
+
+ROOT = Path(__file__).parents[2]
+
+WRITER = """
+import sys, board
+from leaderboard import Clock, TrialStatus, open_store
+url, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with open_store(url) as store:
+    for number in range(first, first + count):
+        board.passed(store, number, "job-1", 10.0 + number)
+"""
+
+OPENER = """
+import sys
+from leaderboard import open_store
+print(len(open_store(sys.argv[1]).list_campaigns()))
+"""
+
+# Dies by its own hand between the statements of one transaction.
+KILLED_IN_TRANSACTION = """
+import os, signal, sys, board
+import sqlalchemy as sa
+from leaderboard import open_store
+store = open_store(sys.argv[1])
+board.passed(store, 0, "job-1", 10.0)
+trial = board.begin(store, 1)
+def die(connection, cursor, statement, *rest):
+    if statement.startswith("INSERT INTO kf_measurements"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sa.event.listen(store._engine, "after_cursor_execute", die)
+store.record_stage(
+    trial.id,
+    board.stage("time"),
+    errors=[board.error()],
+    measurements=board.times("job-1", trial.id, 10.0, 50.0),
+)
+"""
+
+DRIVER = """
+import sys, time
+from leaderboard import HeldError, open_store
+store = open_store(sys.argv[1])
+try:
+    store.acquire("kda-1")
+    print("holds", flush=True)
+    time.sleep(60)
+except HeldError as error:
+    print("refused:", error, flush=True)
+"""
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
+    )
+
+
+def run_writers(store: Store, url: str, writers: int, each: int) -> None:
+    running = [start(WRITER, url, str(n * each), str(each)) for n in range(writers)]
+    seen = 0
+    with open_store(url, read_only=True) as reader:
+        while any(p.poll() is None for p in running):
+            finished = funnel(reader, "kda-1").finished
+            assert finished >= seen
+            seen = finished
+            time.sleep(0.05)
+    for process in running:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    store.close_job("job-1", JobStatus.VALID)
+    assert len(ranked(store)) == writers * each
+    trials = store.load_trials("kda-1")
+    assert {t.status for t in trials} == {TrialStatus.PASSED}
+    assert {(len(t.stages), len(t.errors), len(t.measurements)) for t in trials} == {(2, 1, 4)}
+
+
+def test_four_writers_and_a_reader_share_a_file(store: Store, url: str) -> None:
+    run_writers(store, url, writers=4, each=20)
+
+
+@pytest.mark.soak
+def test_sixteen_writers_and_a_reader_share_a_file(store: Store, url: str) -> None:
+    run_writers(store, url, writers=16, each=20)
+
+
+def test_opening_a_database_again_leaves_the_first_connections_locks_alone(
+    store: Store, url: str
+) -> None:
+    # POSIX drops a process's locks on a file when it closes any descriptor of
+    # it; another process, the last by its locks, then deletes the live WAL.
+    with open_store(url) as second, open_store(url, read_only=True) as third:
+        first_time = start(WRITER, url, "0", "1")
+        assert first_time.communicate() == ("", "")
+        for view in (store, second, third):
+            assert len(view.list_trials("kda-1")) == 1
+        board.begin(store, 1)
+        for view in (store, second, third):
+            assert len(view.list_trials("kda-1")) == 2
+        wal = Path(url.removeprefix("sqlite:///") + "-wal")
+        assert wal.exists()
+    with open_store(url, read_only=True) as last:
+        assert len(last.list_trials("kda-1")) == 2
+
+
+def test_eight_processes_open_a_new_database_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    running = [start(OPENER, url) for _ in range(8)]
+    for process in running:
+        output, errors = process.communicate()
+        assert (process.returncode, output) == (0, "0\n"), errors
+
+
+def test_a_writer_killed_inside_a_transaction_loses_only_that_one(store: Store, url: str) -> None:
+    process = start(KILLED_IN_TRANSACTION, url)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    with open_store(url) as reopened:
+        done, cut = reopened.load_trials("kda-1")
+        assert (done.status, len(done.measurements)) == (TrialStatus.PASSED, 4)
+        assert cut.status is TrialStatus.RUNNING
+        assert (cut.stages, cut.errors, cut.measurements) == ((), (), ())
+        assert reopened.abandon_open_trials("kda-1") == 1
+        with pytest.raises(StoreError, match="already passed"):
+            board.begin(reopened, 0)
+        assert board.passed(reopened, 1, "job-1", 9.0).attempt == 2
+        reopened.close_job("job-1", JobStatus.VALID)
+        assert [row.number for row in ranked(reopened)] == [1, 0]
+
+
+def test_writers_killed_at_any_moment_leave_whole_trials(store: Store, url: str) -> None:
+    for number, delay in enumerate((0.05, 0.15, 0.3)):
+        process = start(WRITER, url, str(number * 1000), "1000")
+        while not store.list_trials("kda-1") and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        with open_store(url) as reopened:
+            reopened.abandon_open_trials("kda-1")
+            trials = reopened.load_trials("kda-1")
+        assert {t.status for t in trials} <= {TrialStatus.PASSED, TrialStatus.ABANDONED}
+        for trial in trials:
+            if trial.status is TrialStatus.PASSED:
+                assert (len(trial.stages), len(trial.measurements)) == (2, 4)
+        # One process has at most one trial open.
+        assert sum(t.status is TrialStatus.ABANDONED for t in trials) <= number + 1
+
+
+def test_the_second_of_two_drivers_is_told_and_takes_over_when_the_first_dies(
+    store: Store, url: str
+) -> None:
+    first = start(DRIVER, url)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "holds\n"
+    second = start(DRIVER, url)
+    output, errors = second.communicate()
+    assert output.startswith("refused: campaign kda-1 is held by "), errors
+    assert f":{first.pid} (last sign " in output
+    first.kill()
+    first.communicate()
+    third = start(DRIVER, url)
+    assert third.stdout is not None
+    assert third.stdout.readline() == "holds\n"
+    third.kill()
+    third.communicate()

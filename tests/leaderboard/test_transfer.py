@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import board
+import pytest
+
+from leaderboard import (
+    CampaignStatus,
+    JobStatus,
+    Store,
+    TransferError,
+    TrialStatus,
+    UnknownError,
+    export_file,
+    export_lines,
+    funnel,
+    import_file,
+    import_lines,
+    open_store,
+    ranked,
+    shipped_store,
+)
+from leaderboard import shipped as shipped_module
+from leaderboard.shipped import open_for_reading
+
+
+@pytest.fixture
+def full(store: Store) -> Store:
+    """Every kind of row: passed, failed, abandoned, retried, modelled, controls, finals."""
+    store.add_measurements(board.controls("job-1", 20.0))
+    trial = board.passed(store, 0, "job-1", 10.0, gate_bound=-math.inf)
+    board.failed(store, 1, TrialStatus.REJECTED, "NaN at -5: 100%, été")
+    board.begin(store, 2)
+    store.abandon_open_trials("kda-1")
+    again = board.begin(store, 2)
+    store.record_stage(again.id, board.stage("gate", details={"worst": math.inf, "list": [1]}))
+    store.finish_trial(again.id, TrialStatus.CRASHED, reason="illegal address", job_id="job-1")
+    store.add_measurements(board.times("job-1", trial.id, 11.0, 51.0, phase="final"))
+    store.close_job("job-1", JobStatus.VALID, drift=0.01)
+    store.create_campaign(board.campaign("kda-2", minutes=3))
+    board.modelled(store, 0, 3.0, "kda-2")
+    return store
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    return open_store(f"sqlite:///{tmp_path / 'other.db'}")
+
+
+def without_ids(store: Store, campaign_id: str) -> list[dict[str, object]]:
+    return [
+        t.model_dump(exclude={"id": True, "measurements": {"__all__": {"trial_id"}}})
+        for t in store.load_trials(campaign_id)
+    ]
+
+
+def test_what_is_exported_is_imported_whole(full: Store, other: Store) -> None:
+    board_before = other.create_campaign(board.campaign("kda-0"))
+    board.modelled(other, 0, 1.0, "kda-0")  # row numbers differ from here on
+    result = import_lines(other, export_lines(full))
+    assert result.added == {
+        "fingerprint": 1,
+        "campaign": 2,
+        "job": 1,
+        "trial": 5,
+        "measurement": 12,
+    }
+    assert result.skipped == {}
+    for campaign in full.list_campaigns():
+        assert other.get_campaign(campaign.id) == campaign
+        assert without_ids(other, campaign.id) == without_ids(full, campaign.id)
+        assert funnel(other, campaign.id) == funnel(full, campaign.id)
+    assert other.get_job("job-1") == full.get_job("job-1")
+    assert [r.model_dump(exclude={"id"}) for r in ranked(other, campaign_id="kda-1")] == [
+        r.model_dump(exclude={"id"}) for r in ranked(full, campaign_id="kda-1")
+    ]
+    assert other.get_campaign("kda-0") == board_before
+
+
+def test_importing_twice_changes_nothing(full: Store, other: Store) -> None:
+    lines = list(export_lines(full))
+    first = import_lines(other, lines)
+    again = import_lines(other, lines)
+    assert again.added == {}
+    assert again.skipped == first.added
+    assert list(export_lines(other)) == lines
+    assert import_lines(full, lines).added == {}  # nor into where it came from
+
+
+def test_every_line_is_strict_json_of_one_object(full: Store) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    items = [json.loads(line, parse_constant=refuse) for line in export_lines(full)]
+    kinds = [item["kind"] for item in items]
+    assert kinds[0] == "header"
+    assert kinds[-1] == "end"
+    assert items[-1]["lines"] == len(items) - 2
+    assert all("\n" not in line for line in export_lines(full))
+
+
+def test_chosen_campaigns_bring_only_their_own(full: Store, other: Store) -> None:
+    import_lines(other, export_lines(full, ["kda-2"]))
+    assert [c.id for c in other.list_campaigns()] == ["kda-2"]
+    assert len(other.list_trials("kda-2")) == 1
+    import_lines(other, export_lines(full, ["kda-1"]))
+    assert without_ids(other, "kda-1") == without_ids(full, "kda-1")
+    with pytest.raises(UnknownError, match="no campaign 'nope'"):
+        list(export_lines(full, ["nope"]))
+
+
+def test_running_trials_and_leases_stay_behind(full: Store, other: Store) -> None:
+    full.acquire("kda-2")
+    board.begin(full, 1, "kda-2")
+    import_lines(other, export_lines(full))
+    assert [t.number for t in other.list_trials("kda-2")] == [0]
+    assert other.get_campaign("kda-2").driver is None
+    other.acquire("kda-2", "elsewhere:1")
+
+
+def test_a_later_export_of_a_grown_campaign_adds_what_is_new(store: Store, other: Store) -> None:
+    store.add_measurements(board.controls("job-1", 20.0))
+    board.passed(store, 0, "job-1", 10.0)
+    import_lines(other, export_lines(store))
+    assert ranked(other) == []  # the job was open
+    board.passed(store, 1, "job-1", 9.0)
+    store.add_measurements(board.controls("job-1", 21.0))
+    store.close_job("job-1", JobStatus.VALID)
+    store.set_campaign_status("kda-1", CampaignStatus.FINISHED)
+    result = import_lines(other, export_lines(store))
+    assert result.added == {"trial": 1, "measurement": 8}
+    assert [r.number for r in ranked(other)] == [1, 0]
+    assert other.get_campaign("kda-1").status is CampaignStatus.FINISHED
+    assert list(export_lines(other)) == list(export_lines(store))
+
+
+def test_an_older_export_does_not_turn_time_back(store: Store, other: Store) -> None:
+    old = list(export_lines(store))
+    store.close_job("job-1", JobStatus.VALID)
+    store.set_campaign_status("kda-1", CampaignStatus.FINISHED)
+    new = list(export_lines(store))
+    import_lines(other, new)
+    import_lines(other, old)
+    assert list(export_lines(other)) == new
+
+
+Edit = Callable[[list[dict[str, object]]], None]
+
+
+def edited(lines: list[str], edit: Edit) -> list[str]:
+    items = [json.loads(line) for line in lines]
+    edit(items)
+    return [json.dumps(item) for item in items]
+
+
+def of_kind(items: list[dict[str, object]], kind: str) -> dict[str, object]:
+    return next(item for item in items if item["kind"] == kind)
+
+
+BAD: dict[str, tuple[Edit, str]] = {
+    "empty": (lambda items: items.clear(), "no end line"),
+    "cut short": (lambda items: items.pop(), "cut short: it has no end line"),
+    "a line lost": (lambda items: items.pop(-2) and None, "lines where its end line counts"),
+    "no header": (lambda items: items.pop(0) and None, "first line is no header"),
+    "foreign": (lambda items: items[0].update(format="optuna"), "not a leaderboard export"),
+    "newer": (lambda items: items[0].update(version=2), "newer version"),
+    "more after the end": (lambda items: items.append(items[1]), "follows the end line"),
+    "unknown kind": (lambda items: items[1].update(kind="claim?"), "unknown kind 'claim.'"),
+    "unknown field": (lambda items: items[1].update(speedup=3.9), "speedup"),
+    "a field lost": (lambda items: of_kind(items, "job").pop("gpu") and None, "gpu"),
+    "no uid": (lambda items: of_kind(items, "measurement").pop("uid") and None, "uid is missing"),
+    "a time on a failure": (
+        lambda items: of_kind(items, "trial").update(status="rejected"),
+        "a rejected trial cannot carry a time",
+    ),
+    "a flattering score": (
+        lambda items: of_kind(items, "trial").update(score_us=1.0),
+        "is not the geomean of its times",
+    ),
+    "a time of no trial": (
+        lambda items: of_kind(items, "measurement").update(trial_uid="f" * 32),
+        "which is not here",
+    ),
+    "a trial of no campaign": (
+        lambda items: of_kind(items, "trial").update(campaign_id="nope"),
+        "FOREIGN KEY",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_refused_whole_in_one_line(full: Store, other: Store, case: str) -> None:
+    edit, message = BAD[case]
+    lines = edited(list(export_lines(full)), edit)
+    with pytest.raises(Exception, match=message) as caught:
+        import_lines(other, lines, name="results.jsonl")
+    assert "\n" not in str(caught.value)
+    assert list(export_lines(other)) == list(export_lines(open_store("sqlite://")))
+
+
+def test_a_passed_trial_without_its_times_is_refused(full: Store, other: Store) -> None:
+    def drop(items: list[dict[str, object]]) -> None:
+        items[:] = [i for i in items if i["kind"] != "measurement"]
+        items[-1]["lines"] = len(items) - 2
+
+    with pytest.raises(TransferError, match="0 of 4 gpu times are there"):
+        import_lines(other, edited(list(export_lines(full)), drop))
+    assert other.list_campaigns() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("campaign", {"seed": 8}, "campaign kda-1 is stored with another seed"),
+        ("fingerprint", {"values": {"gpu": "other"}}, "fingerprint f+ is stored with other"),
+        ("job", {"gpu": "NVIDIA H100"}, "job job-1 is stored with other contents"),
+        ("job", {"status": "void"}, "job job-1 is stored as valid and comes as void"),
+        ("trial", {"reason": "?"}, "is stored with other contents"),
+        ("trial", {"uid": "0" * 32}, "it went on in two places"),
+    ],
+)
+def test_what_contradicts_the_stored_is_refused(
+    full: Store, kind: str, change: dict[str, object], message: str
+) -> None:
+    before = list(export_lines(full))
+    lines = edited(before, lambda items: of_kind(items, kind).update(change))
+    with pytest.raises(TransferError, match=f"x line .*{message}"):
+        import_lines(full, lines, name="x")
+    assert list(export_lines(full)) == before
+
+
+def test_files_go_out_whole_and_come_in(full: Store, other: Store, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    assert export_file(full, path) == len(path.read_text().splitlines())
+    assert import_file(other, path).added["trial"] == 5
+    again = tmp_path / "again.jsonl"
+    export_file(other, again)
+    assert again.read_bytes() == path.read_bytes()
+    assert sorted(p.suffix for p in tmp_path.iterdir() if "partial" in p.name) == []
+
+
+def test_a_failed_export_leaves_the_old_file(full: Store, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("kept")
+    with pytest.raises(UnknownError):
+        export_file(full, path, ["nope"])
+    assert path.read_text() == "kept"
+    assert [p.name for p in tmp_path.glob("*partial*")] == []
+    with pytest.raises(TransferError, match="cannot write"):
+        export_file(full, tmp_path / "no" / "folder.jsonl")
+
+
+def test_a_file_that_cannot_be_read_is_named(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match=r"cannot read .*absent.jsonl: No such file"):
+        import_file(store, tmp_path / "absent.jsonl")
+    (tmp_path / "x.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TransferError, match="is not text"):
+        import_file(store, tmp_path / "x.bin")
+    (tmp_path / "x.txt").write_text("hello\n")
+    with pytest.raises(TransferError, match=r"x.txt line 1 is not JSON"):
+        import_file(store, tmp_path / "x.txt")
+
+
+# Shipped results
+
+
+def test_shipped_results_open_read_only_under_their_gpu(
+    full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped").mkdir()
+    export_file(full, tmp_path / "shipped" / "h200.jsonl", ["kda-1"])
+    monkeypatch.setattr(shipped_module, "files", lambda package: tmp_path)
+    with shipped_store() as results:
+        assert results.name == "the shipped results"
+        assert [(r.gpu, r.score_us) for r in ranked(results)] == [("NVIDIA H200", 10.0)]
+        with pytest.raises(Exception, match="read-only"):
+            results.create_campaign(board.campaign("mine"))
+        with pytest.raises(Exception, match="readonly"), results.reading() as session:
+            session.connection().exec_driver_sql("DELETE FROM kf_trials")
+
+
+def test_without_shipped_results_the_board_is_empty_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped_module, "files", lambda package: tmp_path)
+    with shipped_store() as results:
+        assert results.name == "the shipped results (none in this version)"
+        assert ranked(results) == []
+        with pytest.raises(UnknownError, match=r"\(none in this version\) holds no campaign"):
+            results.get_campaign()
+
+
+def test_the_packages_own_shipped_results_load() -> None:
+    with shipped_store() as results:
+        for campaign in results.list_campaigns():
+            assert funnel(results, campaign.id).finished > 0
+
+
+def test_reading_prefers_the_url_then_the_folders_database_then_the_shipped(
+    store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_for_reading().name.startswith("the shipped results")
+    open_store("sqlite:///factory.db").create_campaign(board.campaign("mine"))
+    assert [c.id for c in open_for_reading().list_campaigns()] == ["mine"]
+    assert [c.id for c in open_for_reading(url).list_campaigns()] == ["kda-1"]
+    assert open_for_reading(url).read_only
