@@ -21,7 +21,9 @@ __all__ = [
     "Inputs",
     "Operation",
     "Outputs",
+    "Probe",
     "Regime",
+    "Region",
     "TensorError",
     "TensorSpec",
     "Tolerance",
@@ -84,6 +86,9 @@ class Regime:
         Measured statistics of the generated data (mean, std, min, max, ...).
     severity : float or None
         Position on the severity sweep (the lower bound), for sweep regimes.
+    tolerances : Mapping[str, Tolerance] or None
+        By output name, where the rounding of operands alone costs more in this
+        regime than the operation's own tolerances allow; None means those.
     """
 
     name: str
@@ -92,6 +97,7 @@ class Regime:
     source: str
     statistics: Mapping[str, float]
     severity: float | None = None
+    tolerances: Mapping[str, Tolerance] | None = None
 
     @property
     def ranks(self) -> bool:
@@ -170,6 +176,62 @@ class TensorError:
 
 
 @dataclass(frozen=True)
+class Region:
+    """Part of one output that a probe looks at.
+
+    Parameters
+    ----------
+    tensor : str
+        Output name.
+    rows : tuple of (int, int)
+        Half-open ranges on its first axis.
+    """
+
+    tensor: str
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One more call that shows a property of an implementation; see :meth:`Operation.probes`.
+
+    Its outputs are compared with the oracle's and, where ``base`` names an
+    earlier probe, with the outputs of that one.
+
+    Parameters
+    ----------
+    name : str
+        What is asked, in words; unique within its workload and regime.
+    workload : Workload
+        Shape of ``inputs``.
+    inputs : Mapping
+        Arguments of the call.
+    base : str or None
+        Earlier probe to compare with.
+    same : tuple of Region
+        Must hold the same bytes as in the base.
+    near : tuple of Region
+        May differ from the base by ``bound`` of the largest magnitude that the
+        base has in the same index of the second axis (a head); by nothing if
+        the implementation claims ``bitwise_causal``.
+    bound : float
+    other_form : bool
+        Whether an argument is of another kind (None instead of a tensor), for
+        which an implementation may have to compile again: asked of finalists
+        and of single checks, not of every candidate of a search.
+    """
+
+    name: str
+    workload: Workload
+    inputs: Inputs
+    base: str | None = None
+    same: tuple[Region, ...] = ()
+    near: tuple[Region, ...] = ()
+    bound: float = 1e-2
+    other_form: bool = False
+
+
+@dataclass(frozen=True)
 class Contract:
     """What is served and what is declined, each line in words a user reads."""
 
@@ -245,9 +307,16 @@ class Operation(ABC):
 
     @abstractmethod
     def compare(
-        self, outputs: Outputs, expected: Outputs, workload: Workload
+        self,
+        outputs: Outputs,
+        expected: Outputs,
+        workload: Workload,
+        regime: Regime | None = None,
     ) -> tuple[TensorError, ...]:
-        """Errors per output: over all of it, per head and per sequence."""
+        """Errors per output: over all of it, per head and per sequence.
+
+        Judged by the regime's own tolerances where it has some.
+        """
 
     @abstractmethod
     def reduced(self) -> tuple[Workload, ...]:
@@ -256,3 +325,32 @@ class Operation(ABC):
     @abstractmethod
     def floor_bytes(self, workload: Workload) -> int:
         """Bytes that any implementation must move through device memory."""
+
+    def probes(
+        self,
+        workload: Workload,
+        regime: Regime,
+        *,
+        seed: int,
+        device: str = "cpu",
+        chunk: int | None = None,
+    ) -> tuple[Probe, ...]:
+        """Further calls that the gate makes: causality, arguments that must be honoured.
+
+        Parameters
+        ----------
+        workload : Workload
+            Says how large the calls may be.
+        regime : Regime
+        seed : int
+        device : str
+        chunk : int or None
+            Rows that an implementation says it computes together; None where it
+            says nothing.
+
+        Returns
+        -------
+        tuple of Probe
+            Empty by default: what to ask is the operation's own knowledge.
+        """
+        return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from operations._base import Inputs, Operation, Outputs, Regime, TensorError, Workload
+from operations._base import Inputs, Operation, Outputs, Probe, Regime, TensorError, Workload
 from operations.kda_prefill._regimes import RECIPES, REGIMES
 from operations.kda_prefill._spec import CONTRACT, HEAD_DIM, TENSORS, TOLERANCES
 from operations.kda_prefill._workloads import REDUCED, WORKLOADS, KdaWorkload
@@ -121,9 +121,15 @@ class KdaPrefill(Operation):
         return chunked(inputs)
 
     def compare(
-        self, outputs: Outputs, expected: Outputs, workload: Workload
+        self,
+        outputs: Outputs,
+        expected: Outputs,
+        workload: Workload,
+        regime: Regime | None = None,
     ) -> tuple[TensorError, ...]:
         """Errors of ``o`` and ``final_state``: over all, per head, per sequence.
+
+        Judged by :data:`TOLERANCES`, or by the regime's own where it has some.
 
         Where the reference of a slice is all zero (largest magnitude at most
         1e-30) the output must be as small; its errors are then 0, else inf.
@@ -135,7 +141,8 @@ class KdaPrefill(Operation):
         """
         from operations.kda_prefill._compare import compare
 
-        return compare(outputs, expected, _own(workload), TOLERANCES)
+        own = regime.tolerances if regime is not None else None
+        return compare(outputs, expected, _own(workload), own or TOLERANCES)
 
     def reduced(self) -> tuple[Workload, ...]:
         """Four small workloads: one long chain, ragged ones, one without initial state."""
@@ -146,6 +153,25 @@ class KdaPrefill(Operation):
         w = _own(workload)
         states = 2 * w.sequences * w.heads * HEAD_DIM * HEAD_DIM * 4
         return 12 * w.tokens * w.heads * HEAD_DIM + 4 * w.tokens * w.heads + states
+
+    def probes(
+        self,
+        workload: Workload,
+        regime: Regime,
+        *,
+        seed: int,
+        device: str = "cpu",
+        chunk: int | None = None,
+    ) -> tuple[Probe, ...]:
+        """Causality, and every optional argument honoured, on four short ragged sequences.
+
+        Sizes do not grow with ``workload``; of it only the heads count, at most
+        two.  Without a stated ``chunk`` the longest one in use, 64 tokens, is
+        allowed for.
+        """
+        from operations.kda_prefill._probes import probes
+
+        return probes(_own(workload), regime, seed=seed, device=device, chunk=chunk or 64)
 
     def _draw(self, workload: Workload, regime: Regime, seed: int, device: str) -> dict[str, Any]:
         from operations.kda_prefill._generators import draw

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -25,7 +26,7 @@ _MAXIMA = ("diff_max", "ref_max")
 
 
 def compare(
-    outputs: Outputs, expected: Outputs, workload: KdaWorkload, tolerances: dict[str, Tolerance]
+    outputs: Outputs, expected: Outputs, workload: KdaWorkload, tolerances: Mapping[str, Tolerance]
 ) -> tuple[TensorError, ...]:
     """Errors per output: scope ``"all"``, then each head, then each sequence.
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from operations._base import Regime, RegimeRole
+from operations._base import Regime, RegimeRole, Tolerance
+from operations.kda_prefill._spec import SIMILAR_KEYS_TOLERANCES
 from operations.kda_prefill._statistics import MEASURED
 
 __all__ = ["PRODUCTION_LOWER_BOUND", "RECIPES", "REGIMES", "Recipe"]
@@ -81,9 +82,10 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         recipe: Recipe,
         source: str,
         severity: float | None = None,
+        tolerances: Mapping[str, Tolerance] | None = None,
     ) -> None:
         statistics: Mapping[str, float] = MEASURED[name]
-        regimes[name] = Regime(name, role, gate_floor, source, statistics, severity)
+        regimes[name] = Regime(name, role, gate_floor, source, statistics, severity, tolerances)
         recipes[name] = recipe
 
     add(
@@ -146,6 +148,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "keys with mean cosine 0.91 inside a head, beta near 0.95 and slow gates, with values "
         "that share a part too, as repeated tokens give: powers of the triangular factor grow "
         "like binomials and break power-series inverses",
+        tolerances=SIMILAR_KEYS_TOLERANCES,
     )
     add(
         "non_negative_keys",

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from operations._base import Contract, TensorSpec, Tolerance
 
-__all__ = ["CONTRACT", "DEFAULT_SCALE", "HEAD_DIM", "TENSORS", "TOLERANCES"]
+__all__ = [
+    "CONTRACT",
+    "DEFAULT_SCALE",
+    "HEAD_DIM",
+    "SIMILAR_KEYS_TOLERANCES",
+    "TENSORS",
+    "TOLERANCES",
+]
 
 HEAD_DIM = 128
 """Channels of a key (K) and of a value (V); the operation serves no other size."""
@@ -60,6 +67,17 @@ _TOLERANCE_SOURCE = (
 TOLERANCES: dict[str, Tolerance] = {
     "o": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
     "final_state": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+}
+
+_SIMILAR_KEYS_SOURCE = (
+    "with keys and values that almost repeat and no incoming state, what is written is small "
+    "beside its rounded terms: schedules emulated with an exact 16x16 inverse reach 1.9e-2 max "
+    "and 1.9e-2 rms (12 seeds, sequences of 16 to 98 tokens); the bound is 1.6 times that, and a "
+    "power-series inverse is off by 5e-2 and more wherever a sequence is longer than 64 tokens"
+)
+
+SIMILAR_KEYS_TOLERANCES: dict[str, Tolerance] = {
+    name: Tolerance(max_rel=3e-2, rms_rel=3e-2, source=_SIMILAR_KEYS_SOURCE) for name in TOLERANCES
 }
 
 CONTRACT = Contract(

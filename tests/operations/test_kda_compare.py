@@ -193,3 +193,23 @@ def test_a_reference_that_is_not_finite_is_the_harness_fault_and_raises() -> Non
     expected["o"][3, 0, 0] = math.nan
     with pytest.raises(ValueError, match="reference of 'o' is not finite"):
         OPERATION.compare(got, expected, W)
+
+
+def test_a_regime_with_its_own_tolerances_is_judged_by_them() -> None:
+    _, expected = reference()
+    got = rounded(expected)
+    got["o"] *= 1.02  # off by 2e-2: over the operation's 1.5e-2, under the regime's 3e-2
+    similar, production = OPERATION.regimes["similar_keys"], OPERATION.regimes["production"]
+    assert ("o", "all") in failing(OPERATION.compare(got, expected, W))
+    assert ("o", "all") in failing(OPERATION.compare(got, expected, W, production))
+    assert not failing(OPERATION.compare(got, expected, W, similar))
+    got["o"] *= 1.02
+    assert ("o", "all") in failing(OPERATION.compare(got, expected, W, similar))
+
+
+def test_only_similar_keys_has_tolerances_of_its_own_and_says_why() -> None:
+    own = {r.name: r.tolerances for r in OPERATION.regimes.values() if r.tolerances}
+    assert set(own) == {"similar_keys"}
+    for name, tolerance in own["similar_keys"].items():
+        assert name in OPERATION.tolerances
+        assert "emulated" in tolerance.source

@@ -1,0 +1,72 @@
+"""How an operation may be computed: kernel families and baselines by operation.
+
+Other distributions add a family through the entry-point group
+``kernel_factory.families`` (operation name to a :class:`Family` instance).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from candidates._base import (
+    Baseline,
+    Build,
+    BuildError,
+    Family,
+    KernelResources,
+    Parameter,
+    Runnable,
+    Schedule,
+    ToolchainError,
+    Value,
+)
+
+__all__ = [
+    "Baseline",
+    "Build",
+    "BuildError",
+    "Family",
+    "KernelResources",
+    "Parameter",
+    "Runnable",
+    "Schedule",
+    "ToolchainError",
+    "UnknownFamilyError",
+    "Value",
+    "baselines",
+    "get",
+]
+
+_ENTRY_POINTS = "kernel_factory.families"
+_SHIPPED = {"kda_prefill": "candidates.kda_prefill"}
+
+
+class UnknownFamilyError(LookupError):
+    """No kernel family serves that operation."""
+
+
+def get(operation: str) -> Family:
+    """The kernel family of an operation.
+
+    Raises
+    ------
+    UnknownFamilyError
+        If none is shipped or plugged in.
+    """
+    if operation in _SHIPPED:
+        family: Family = import_module(_SHIPPED[operation]).FAMILY
+        return family
+    for entry in entry_points(group=_ENTRY_POINTS):
+        if entry.name == operation:
+            plugged: Family = entry.load()
+            return plugged
+    raise UnknownFamilyError(f"no kernel family for operation {operation!r}")
+
+
+def baselines(operation: str) -> tuple[Baseline, ...]:
+    """Baselines of an operation, present on this machine or not, in reporting order."""
+    if operation in _SHIPPED:
+        found: tuple[Baseline, ...] = import_module(f"{_SHIPPED[operation]}.baselines").BASELINES
+        return found
+    return ()

@@ -1,0 +1,97 @@
+"""KDA prefill as a :class:`candidates.Family`: where its parts are joined, each loaded on use."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from candidates._base import Build, Family, Runnable, Schedule
+from candidates.kda_prefill import space
+from candidates.kda_prefill.cost import modelled_us
+from operations import Inputs, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FAMILY", "KdaPrefillFamily"]
+
+_ROOT = Path(__file__).resolve().parent
+
+
+class KdaPrefillFamily(Family):
+    """Chunked KDA prefill in two kernels, by chunk length, anchor, segments and value rows.
+
+    Attributes
+    ----------
+    name, operation : str
+        Both ``"kda_prefill"``.
+    parameters : tuple of Parameter
+        See :data:`candidates.kda_prefill.space.PARAMETERS`.
+    """
+
+    name = "kda_prefill"
+    operation = "kda_prefill"
+    parameters = space.PARAMETERS
+
+    def presets(self) -> tuple[str, ...]:
+        """``kda_prefill`` (all that is offered) and ``quickstart`` (one of each kind)."""
+        return tuple(space.PRESETS)
+
+    def offered(self, preset: str) -> tuple[Schedule, ...]:
+        """See :func:`candidates.kda_prefill.space.offered`."""
+        return space.offered(preset)
+
+    def problems(self, schedule: Schedule) -> tuple[str, ...]:
+        """See :func:`candidates.kda_prefill.space.problems`."""
+        return space.problems(schedule)
+
+    def gate_bound(self, schedule: Schedule) -> float | None:
+        """See :func:`candidates.kda_prefill.space.gate_bound`."""
+        return space.gate_bound(schedule)
+
+    def emulate(self, schedule: Schedule, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """See :func:`candidates.kda_prefill.emulate.emulate`."""
+        from candidates.kda_prefill import emulate
+
+        return emulate.emulate(schedule, inputs)
+
+    def largest_exponent(self, schedule: Schedule, inputs: Inputs) -> float:
+        """See :func:`candidates.kda_prefill.emulate.largest_exponent`."""
+        from candidates.kda_prefill import emulate
+
+        return emulate.largest_exponent(schedule, inputs)
+
+    def modelled_us(self, schedule: Schedule, workload: Workload) -> float:
+        """See :func:`candidates.kda_prefill.cost.modelled_us`."""
+        return modelled_us(schedule, workload)
+
+    def source_hash(self) -> str:
+        """sha256 over path and bytes of every module that decides a measured result.
+
+        Left out are the baselines and the cost model: changing them changes neither what a
+        candidate computes nor how long it takes.
+        """
+        digest = hashlib.sha256()
+        for path in sorted(_ROOT.rglob("*.py")):
+            relative = path.relative_to(_ROOT)
+            if relative.parts[0] in ("baselines", "cost.py"):
+                continue
+            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def compile(self, schedule: Schedule) -> Build:
+        """See :func:`candidates.kda_prefill.kernel.launch.compile_schedule`."""
+        from candidates.kda_prefill.kernel.launch import compile_schedule
+
+        return compile_schedule(schedule)
+
+    def load(self, schedule: Schedule) -> Runnable:
+        """See :func:`candidates.kda_prefill.kernel.launch.load_schedule`."""
+        from candidates.kda_prefill.kernel.launch import load_schedule
+
+        return load_schedule(schedule)
+
+
+FAMILY = KdaPrefillFamily()

@@ -1,0 +1,73 @@
+"""FlashKDA: CUDA, BT = 16, chunk-start anchor; takes raw gates and beta logits.
+
+It activates gates and beta and normalises q and k itself, so it reads 10 bytes
+per element where a kernel fed activated fp32 gates reads 12: its time is marked
+``raw``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from candidates._base import Baseline, Runnable
+from candidates.kda_prefill.baselines._common import (
+    Bound,
+    distribution_version,
+    missing_module,
+    no_sm90,
+)
+from operations import Inputs, Outputs, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FlashKda"]
+
+
+class FlashKda(Baseline):
+    """Adapter of ``flash_kda.fwd``."""
+
+    name = "flashkda"
+    operation = "kda_prefill"
+    input_form = "raw"
+
+    def missing(self) -> str | None:
+        return (
+            missing_module("flash_kda", "build MoonshotAI/FlashKDA for sm90a")
+            or missing_module("flash_kda_C", "build FlashKDA's extension for sm90a")
+            or no_sm90()
+        )
+
+    def version(self) -> str:
+        return distribution_version("flash_kda")
+
+    def load(self, workload: Workload, raw: Mapping[str, Any] | None) -> Runnable:
+        import flash_kda
+
+        if raw is None:
+            raise ValueError("flashkda takes raw gates; this regime has no raw form")
+
+        def bind(inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
+            import torch
+
+            q, k, v = (inputs[name].unsqueeze(0) for name in ("q", "k", "v"))
+            g = raw["g_raw"].to(torch.bfloat16).contiguous().unsqueeze(0)
+            beta = raw["beta_logits"].to(torch.bfloat16).contiguous().unsqueeze(0)
+            a_log, dt_bias = raw["A_log"].float(), raw["dt_bias"].float()
+            offsets = inputs["cu_seqlens"].to(torch.int64)
+            out = outputs["o"].unsqueeze(0)
+            scale, lower_bound = float(inputs["scale"]), float(raw["lower_bound"])
+            initial, final = inputs["initial_state"], outputs["final_state"]
+
+            def call() -> Mapping[str, torch.Tensor]:
+                flash_kda.fwd(
+                    q, k, v, g, beta, scale, out, a_log, dt_bias, lower_bound,
+                    initial_state=initial, final_state=final, cu_seqlens=offsets,
+                )  # fmt: skip
+                return outputs
+
+            return call
+
+        # Its own call also launches torch's copy kernel.
+        return Bound(("_flash_kda_", "void _flash_kda_", "void at::native::"), bind)

@@ -1,0 +1,317 @@
+"""The schedule space of KDA prefill as data: knobs, budgets, gate bounds, what is offered.
+
+Import-light on purpose (neither torch nor the DSL): listing a space, counting it and
+judging a schedule by its budgets must cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from candidates._base import Parameter, Schedule, Value
+from candidates.kda_prefill.kernel.image import HEAD, ImageLayout, unroll_of
+from candidates.kda_prefill.kernel.prep_plan import Plan
+
+__all__ = [
+    "CONTRACT_GATE",
+    "EXPONENT_BUDGET",
+    "PARAMETERS",
+    "PRESETS",
+    "KdaSchedule",
+    "consumer_registers",
+    "exponent_steps",
+    "gate_bound",
+    "offered",
+    "own_bound",
+    "problems",
+    "ring_stages",
+]
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter(
+        "bt",
+        (16, 32, 64),
+        "tokens per chunk: more of them make fewer serial steps and more work in each",
+    ),
+    Parameter(
+        "anchor",
+        ("start", "mid", "end", "halving", "pairs"),
+        "which cumulative gate splits exp(b_i - b_j) into a row and a column factor",
+    ),
+    Parameter(
+        "block",
+        (16, 32),
+        "tokens per sub-block: every pair of different blocks has its own anchor",
+        {"anchor": ("pairs",)},
+    ),
+    Parameter(
+        "diagonal",
+        ("start", "mid", "end", "halving"),
+        "anchor inside the diagonal sub-blocks",
+        {"anchor": ("pairs",)},
+    ),
+    Parameter(
+        "segments",
+        (1, 2, 4, 8),
+        "pieces of a sequence that are scanned at the same time and tied by an affine carry",
+    ),
+    Parameter("rows", (64, 128), "rows of the transposed state (value channels) per CTA"),
+)
+
+CONTRACT_GATE = -5.0
+"""Per-token log gate that every candidate must bear: models ship ``lower_bound = -5``."""
+
+EXPONENT_BUDGET = 80.0
+"""Largest exponent a factor may have and the schedule still be right.
+
+Overflow comes at ``e**88.7``, but beside a factor ``e**x`` stands one of ``e**-x``, which
+multiplies an element of a key or query and is flushed to 0 below ``e**-87.3``.  At 80 only
+elements under 1/1500 are lost; at 83 the emulated error of ``o`` on constant gates leaves the
+tolerance (2.9e-2), and at 86.4 a chunk's last row is lost as a whole (0.94).
+"""
+
+SHARED_MEMORY_BYTES = 227 * 1024
+"""Shared memory one block may use on sm_90."""
+
+_SLAB_PITCH = 24
+"""Elements per row of the scan's output slab (16 values and padding against bank conflicts)."""
+
+
+@dataclass(frozen=True)
+class KdaSchedule:
+    """A schedule with typed fields.
+
+    Parameters
+    ----------
+    bt : int
+        Tokens per chunk.
+    anchor : str
+        ``"start"``, ``"mid"``, ``"end"``, ``"halving"`` or ``"pairs"``.
+    block : int or None
+        Tokens per sub-block; only with ``pairs``.
+    diagonal : str or None
+        Anchor of the diagonal sub-blocks; only with ``pairs``.
+    segments : int
+        Pieces per sequence, at most.
+    rows : int
+        Value rows per CTA of the scan.
+    """
+
+    bt: int
+    anchor: str
+    block: int | None
+    diagonal: str | None
+    segments: int
+    rows: int
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> KdaSchedule:
+        """View a :class:`candidates.Schedule` of this family."""
+        values = schedule.as_dict()
+        block, diagonal = values.get("block"), values.get("diagonal")
+        return cls(
+            bt=int(values["bt"]),
+            anchor=str(values["anchor"]),
+            block=None if block is None else int(block),
+            diagonal=None if diagonal is None else str(diagonal),
+            segments=int(values["segments"]),
+            rows=int(values["rows"]),
+        )
+
+    def schedule(self) -> Schedule:
+        """The same point as a :class:`candidates.Schedule`."""
+        values: dict[str, Value | None] = {
+            "bt": self.bt,
+            "anchor": self.anchor,
+            "block": self.block,
+            "diagonal": self.diagonal,
+            "segments": self.segments,
+            "rows": self.rows,
+        }
+        return Schedule.of(PARAMETERS, {k: v for k, v in values.items() if v is not None})
+
+    @property
+    def window(self) -> int:
+        """Tokens that share one anchor on the diagonal: the sub-block, or the whole chunk."""
+        return self.bt if self.block is None else self.block
+
+    @property
+    def rule(self) -> str:
+        """Anchor rule on the diagonal: ``start``, ``mid``, ``end`` or ``halving``."""
+        return self.anchor if self.diagonal is None else self.diagonal
+
+    @property
+    def unroll(self) -> int:
+        """Chunks per turn of the scan's loop."""
+        return unroll_of(self.bt, self.rows)
+
+
+# --------------------------------------------------------------------------- gate bounds
+
+
+def exponent_steps(view: KdaSchedule) -> int:
+    """Gates summed in the largest exponent that an anchored factor can have.
+
+    With ``|g| <= L`` no exponent exceeds ``exponent_steps * L``.  From the start of a window
+    of n tokens the last column is n gates away; from its end the first row is n - 1; from its
+    middle the last column is n / 2 (the first row one less).  Halving, and pairs of different
+    blocks anchored between them, have no positive exponent at all.
+    """
+    n = view.window
+    return {"start": n, "mid": n // 2, "end": n - 1, "halving": 0}[view.rule]
+
+
+def own_bound(view: KdaSchedule) -> float | None:
+    """Most negative gate whose exponents fit the budget; None where none can be positive."""
+    steps = exponent_steps(view)
+    return -EXPONENT_BUDGET / steps if steps else None
+
+
+def gate_bound(schedule: Schedule) -> float | None:
+    """Gate bound that the schedule declares, as a per-token log gate; None means any.
+
+    It is the schedule's own bound, but never milder than :data:`CONTRACT_GATE`.  A weak
+    schedule would otherwise escape its gate by declaring the production regimes out of its
+    contract: 64 tokens anchored in the middle are right down to -2.5 only, declare -5 like
+    everybody, and are rejected by what they return there.
+    """
+    own = own_bound(KdaSchedule.of(schedule))
+    return None if own is None else min(own, CONTRACT_GATE)
+
+
+def bears_contract(view: KdaSchedule) -> bool:
+    """Whether the exponents fit at :data:`CONTRACT_GATE`."""
+    own = own_bound(view)
+    return own is None or own <= CONTRACT_GATE
+
+
+# ------------------------------------------------------------------------------- budgets
+
+
+def ring_stages(view: KdaSchedule) -> int:
+    """Chunk images that the scan's ring holds in shared memory.
+
+    A stage is the image's common part and the CTA's own rows of U; the ring shares the
+    block's 227 KiB with the slab through which outputs leave and with the barriers.
+    """
+    stage = ImageLayout(view.bt).common + 2 * view.bt * view.rows
+    slab = 2 * _SLAB_PITCH * view.bt * view.rows // 16
+    return (SHARED_MEMORY_BYTES - 512 - slab) // stage
+
+
+def consumer_registers(view: KdaSchedule) -> int:
+    """Estimated registers per thread of a warpgroup that owns 64 rows of the state.
+
+    Counted from its fragments, per thread: the fp32 state and its bf16 operand copy
+    (64 + 32), two fp32 accumulators of BT columns (one of 2 BT where W and Qhat share a
+    product, BT = 16, and then the other's sum), U, Vn and O in bf16, 32 decays; and 10 for
+    addresses.  Within 16 of what ptxas gave the plain scan (166, 202, 250 at BT = 16, 32, 64).
+    """
+    accumulators = view.bt // 2 * (4 if view.bt == 16 else 2)
+    return HEAD // 2 + HEAD // 4 + accumulators + 3 * view.bt // 4 + 32 + 10
+
+
+def _register_limit(rows: int) -> int:
+    """Registers a consumer thread may have: 255, or its share beside a second consumer.
+
+    Two consumer warpgroups and the producer's share 65,536 registers: 232, 232 and 40.
+    """
+    return 255 if rows == 64 else 232
+
+
+def problems(schedule: Schedule) -> tuple[str, ...]:
+    """Budgets that the schedule breaks, each in one line; empty if it can be built."""
+    view = KdaSchedule.of(schedule)
+    found = []
+    if view.block is not None and view.block >= view.bt:
+        found.append(f"block={view.block} leaves no pair of blocks in a chunk of bt={view.bt}")
+    else:
+        prep = Plan(view.bt, view.anchor, view.block, view.diagonal).smem_bytes
+        if prep > SHARED_MEMORY_BYTES:
+            found.append(
+                f"bt={view.bt} anchor={view.anchor}: operands and image take {prep} bytes of "
+                f"shared memory in PREP, {SHARED_MEMORY_BYTES} are there"
+            )
+    stages = ring_stages(view)
+    if stages < 2:
+        found.append(
+            f"bt={view.bt} rows={view.rows}: {stages} chunk images fit {SHARED_MEMORY_BYTES} "
+            "bytes of shared memory, the scan needs 2 (it looks one ahead)"
+        )
+    registers, limit = consumer_registers(view), _register_limit(view.rows)
+    if registers > limit:
+        found.append(
+            f"bt={view.bt} rows={view.rows}: about {registers} registers per consumer thread, "
+            f"{limit} are there; the state would spill"
+        )
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------- presets
+
+_INSTRUCTIVE = (
+    KdaSchedule(32, "start", None, None, 1, 64),
+    KdaSchedule(32, "end", None, None, 1, 64),
+    KdaSchedule(64, "start", None, None, 1, 64),
+    KdaSchedule(64, "mid", None, None, 1, 64),
+)
+"""Schedules that look attractive and overflow at -5: offered so that each campaign shows why."""
+
+
+def _whole_space() -> Iterator[KdaSchedule]:
+    """Every point of the space, buildable or not, in parameter order."""
+    choices = {p.name: p.choices for p in PARAMETERS}
+    for bt in choices["bt"]:
+        for anchor in choices["anchor"]:
+            inner: list[tuple[int | None, str | None]] = [(None, None)]
+            if anchor == "pairs":
+                inner = [(int(b), str(d)) for b in choices["block"] for d in choices["diagonal"]]
+            for block, diagonal in inner:
+                for segments in choices["segments"]:
+                    for rows in choices["rows"]:
+                        yield KdaSchedule(
+                            int(bt), str(anchor), block, diagonal, int(segments), int(rows)
+                        )
+
+
+def _full() -> tuple[Schedule, ...]:
+    """Whatever can be built and bears gates of -5, then the instructive failures."""
+    legal = (v.schedule() for v in _whole_space() if bears_contract(v))
+    return (*(s for s in legal if not problems(s)), *(v.schedule() for v in _INSTRUCTIVE))
+
+
+def _quickstart() -> tuple[Schedule, ...]:
+    """One of each kind: ten that hold, and the two failures that everybody tries first."""
+    points = (
+        KdaSchedule(16, "start", None, None, 1, 64),
+        KdaSchedule(16, "mid", None, None, 1, 64),
+        KdaSchedule(16, "halving", None, None, 1, 64),
+        KdaSchedule(32, "mid", None, None, 1, 64),
+        KdaSchedule(32, "mid", None, None, 1, 128),
+        KdaSchedule(32, "mid", None, None, 4, 64),
+        KdaSchedule(32, "halving", None, None, 1, 64),
+        KdaSchedule(32, "pairs", 16, "mid", 1, 64),
+        KdaSchedule(64, "pairs", 16, "halving", 1, 64),
+        KdaSchedule(64, "pairs", 32, "mid", 4, 64),
+        KdaSchedule(32, "start", None, None, 1, 64),
+        KdaSchedule(64, "mid", None, None, 1, 64),
+    )
+    return tuple(point.schedule() for point in points)
+
+
+PRESETS = {"kda_prefill": _full, "quickstart": _quickstart}
+"""Offered subset by name: a function of no arguments to schedules in a stable order."""
+
+
+def offered(preset: str) -> tuple[Schedule, ...]:
+    """Schedules of a preset, at most 128, always in the same order.
+
+    Raises
+    ------
+    ValueError
+        If there is no such preset; the message names those there are.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; choices: {', '.join(PRESETS)}")
+    return PRESETS[preset]()
