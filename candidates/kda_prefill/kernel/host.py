@@ -1,0 +1,197 @@
+"""One host function that launches PREP and SCAN, compiled for sm_90a through TVM-FFI.
+
+The order of arguments of the compiled function, stream omitted (it takes torch's current
+stream of the tensors' device), is the ABI, stated once here in :data:`ABI`.  T, N, H and the
+number of slots are run-time values: one compilation serves every shape.  The DSL's compiler is
+not thread-safe: :func:`compile_function` holds a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+
+from .entry import Config, boundary_words
+from .image import HEAD, ImageLayout
+from .prep import Prep
+from .scan import Scan
+
+__all__ = [
+    "ABI",
+    "KdaPrefill",
+    "NoFunctionError",
+    "bare_function",
+    "compile_call",
+    "compile_function",
+    "prep_job",
+    "scan_job",
+]
+
+ABI = (
+    "q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "o", "final_state",
+    "images", "boundaries", "scale",
+)  # fmt: skip
+"""Positional arguments of a compiled call.
+
+q, k, v, o: bf16 ``[T, H, 128]``; g: fp32 ``[T, H, 128]``; beta: fp32 ``[T, H]``; cu_seqlens:
+int32 ``[N + 1]``; states: fp32 ``[N, H, 128, 128]``, the initial one None where none was compiled
+in; images: bf16 ``[slots, H, image elements]``; boundaries: fp32 ``[entries, H, words]``, None with
+one segment; scale: a Python float.
+"""
+
+
+class NoFunctionError(TypeError):
+    """The DSL ignored ``--enable-tvm-ffi``: its object would convert every tensor at every call."""
+
+
+_LOCK = threading.Lock()
+_TARGET = "--enable-tvm-ffi --gpu-arch sm_90a"
+
+
+class KdaPrefill:
+    """PREP and SCAN of one configuration behind one host function."""
+
+    def __init__(self, config: Config) -> None:
+        self.prep, self.scan = _prep(config), _scan(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        S0: cute.Tensor | None,
+        O: cute.Tensor,
+        S: cute.Tensor,
+        X: cute.Tensor,
+        boundaries: cute.Tensor | None,
+        scale: cutlass.Float32,
+        stream: CUstream,
+    ):
+        self.prep(Q, K, V, G, B, CU, O, X, scale, stream)
+        if cutlass.const_expr(boundaries is None):
+            self.scan(X, CU, S0, O, S, None, stream)
+        else:
+            self.scan(X, CU, S0, O, S, (boundaries,), stream)
+
+
+def _prep(config: Config) -> Prep:
+    return Prep(config.bt, config.anchor, config.block, config.diagonal, config.unroll)
+
+
+def _scan(config: Config) -> Scan:
+    return Scan(config.bt, config.rows, config.segments)
+
+
+class _Arguments:
+    """Fake tensors of one compilation: equal symbols are equal sizes, checked at each call."""
+
+    def __init__(self, config: Config, with_state: bool) -> None:
+        T, N, H, slots = (cute.sym_int() for _ in range(4))
+        tokens = (T, H, HEAD)
+        self.Q, self.K, self.V, self.O = (_fake(cutlass.BFloat16, tokens) for _ in range(4))
+        self.G = _fake(cutlass.Float32, tokens)
+        self.B = _fake(cutlass.Float32, (T, H))
+        self.CU = _fake(cutlass.Int32, (cute.sym_int(),), align=4)
+        state = (N, H, HEAD, HEAD)
+        self.S0 = _fake(cutlass.Float32, state) if with_state else None
+        self.S = _fake(cutlass.Float32, state)
+        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
+        self.X = _fake(cutlass.BFloat16, (slots, H, ImageLayout(config.bt).elements), align=128)
+        self.boundaries = None
+        if config.segments > 1:
+            words = boundary_words(config.segments)
+            self.boundaries = _fake(cutlass.Float32, (cute.sym_int(), H, words), align=128)
+        self.scale = cutlass.Float32(1.0)
+        self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def _fake(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
+    """Row-major compact tensor (the DSL's own default is column-major)."""
+    order = tuple(reversed(range(len(shape))))
+    return cute.runtime.make_fake_compact_tensor(
+        dtype, shape, stride_order=order, assumed_align=align
+    )
+
+
+def prep_job(config: Config) -> tuple[Any, tuple[Any, ...]]:
+    """PREP alone, with the arguments to compile it."""
+    a = _Arguments(config, True)
+    return _prep(config), (a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.stream)
+
+
+def scan_job(config: Config, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
+    """SCAN alone, with the arguments to compile it."""
+    a = _Arguments(config, with_state)
+    boundaries = None if a.boundaries is None else (a.boundaries,)
+    return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
+
+
+def compile_function(job: Any, arguments: tuple[Any, ...], keep: bool = False) -> tuple[Any, bytes]:
+    """Compile one host function.
+
+    Parameters
+    ----------
+    job : object
+        With a ``@cute.jit`` ``__call__``.
+    arguments : tuple
+        Fake tensors, scalars and a fake stream.
+    keep : bool
+        Whether to read the cubin back.
+
+    Returns
+    -------
+    compiled : object
+    cubin : bytes
+        Empty unless ``keep``.
+    """
+    with _LOCK, tempfile.TemporaryDirectory(prefix="kda-cubin-") as folder:
+        options = _TARGET
+        if keep:  # the folder has to exist, or nothing is kept, without a word
+            options += f" --keep-cubin --dump-dir {folder}"
+        compiled = cute.compile(job, *arguments, options=options)
+        cubin = compiled.__cubin__ if keep else b""
+    if keep and not isinstance(cubin, bytes):
+        raise FileNotFoundError(f"the compiler kept no cubin in {os.path.dirname(folder)}")
+    return compiled, cubin
+
+
+def compile_call(config: Config, with_state: bool) -> Callable[..., None]:
+    """Compile PREP and SCAN into one call; see :data:`ABI`.
+
+    Raises
+    ------
+    NoFunctionError
+        If the DSL returned something else than a TVM-FFI function.
+    """
+    a = _Arguments(config, with_state)
+    arguments = (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
+    )  # fmt: skip
+    compiled, _ = compile_function(KdaPrefill(config), arguments)
+    return bare_function(compiled)
+
+
+def bare_function(compiled: Any) -> Callable[..., None]:
+    """The TVM-FFI function inside a compiled object: positional arguments, least host time."""
+    import tvm_ffi
+
+    make = getattr(compiled, "__tvm_ffi_object__", None)
+    function = make() if make is not None else None
+    if not isinstance(function, tvm_ffi.Function):
+        raise NoFunctionError(
+            f"cute.compile returned {type(compiled).__name__}, which holds no TVM-FFI function: "
+            "--enable-tvm-ffi was ignored"
+        )
+    call: Callable[..., None] = function
+    return call
