@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leaderboard._errors import HeldError, QueryError, StoreError, TransferError, UnknownError
     from leaderboard._lease import LEASE_SECONDS, driver_name
+    from leaderboard._verdicts import Contrast, Verdict, compare_samples, contrast, in_groups
     from leaderboard.queries import (
         best_so_far,
         compare,
@@ -75,6 +76,7 @@ __all__ = [
     "CampaignStatus",
     "Clock",
     "Comparison",
+    "Contrast",
     "ControlTime",
     "ErrorRecord",
     "FinalRow",
@@ -101,9 +103,12 @@ __all__ = [
     "TrialStatus",
     "UnknownError",
     "UnrankedRow",
+    "Verdict",
     "WorstError",
     "best_so_far",
     "compare",
+    "compare_samples",
+    "contrast",
     "driver_name",
     "export_file",
     "export_lines",
@@ -111,6 +116,7 @@ __all__ = [
     "funnel",
     "import_file",
     "import_lines",
+    "in_groups",
     "open_for_reading",
     "open_store",
     "ranked",
@@ -130,6 +136,13 @@ _HOMES = {
         "StoreError",
         "TransferError",
         "UnknownError",
+    ),
+    "leaderboard._verdicts": (
+        "Contrast",
+        "Verdict",
+        "compare_samples",
+        "contrast",
+        "in_groups",
     ),
     "leaderboard._lease": ("LEASE_SECONDS", "driver_name"),
     "leaderboard.queries": (

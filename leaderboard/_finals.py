@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from leaderboard._errors import UnknownError
 from leaderboard._scores import geomean
+from leaderboard._verdicts import in_groups
 from leaderboard.models import CampaignRow, JobRow, MeasurementRow, TrialRow
 from leaderboard.records import Clock, JobStatus, TrialStatus
 from leaderboard.store import Store
@@ -29,7 +30,8 @@ def finals(store: Store, campaign_id: str) -> list[FinalRow]:
     Times of ``phase`` ``final`` on the campaign's clock count, the warm ones
     where there are any.  A finalist without a time on every tuned workload
     (ranking and slow regime) and on every held-out workload that the job met
-    has no rank.
+    has no rank.  Finalists that are not told apart share a ``group``
+    (:func:`leaderboard.in_groups`).
     """
     m = MeasurementRow
     with store.reading() as session:
@@ -64,10 +66,13 @@ def finals(store: Store, campaign_id: str) -> list[FinalRow]:
         cache, method = min(bases, key=lambda b: (b[0] != "warm", b))
         times: dict[int, dict[tuple[bool, str, str], float]] = defaultdict(dict)
         keys: dict[int, str] = {}
+        samples: dict[int, dict[str, list[float]]] = defaultdict(dict)
         for row, schedule_key in rows:
             if (row.cache, row.method) == (cache, method) and row.trial_id is not None:
                 times[row.trial_id][row.held_out, row.workload, row.regime] = row.median_us
                 keys[row.trial_id] = schedule_key
+                if row.regime == campaign.ranking_regime and not row.held_out:
+                    samples[row.trial_id][row.workload] = row.samples_us or [row.median_us]
         regime, slow = campaign.ranking_regime, campaign.slow_regime
         wanted = [(False, w, r) for r in (regime, slow) if r for w in campaign.workloads]
         met = {cell for cells in times.values() for cell in cells if cell[0] and cell[2] == regime}
@@ -92,8 +97,11 @@ def finals(store: Store, campaign_id: str) -> list[FinalRow]:
                 )
             )
     found.sort(key=lambda f: (bool(f.missing) or f.score_us is None, f.score_us or 0.0, f.id))
+    ranked = [f for f in found if not f.missing and f.score_us is not None]
+    groups = in_groups({f.id: samples[f.id] for f in ranked})
+    group_of = {id_: number for number, ids in enumerate(groups, 1) for id_ in ids}
     return [
-        f.model_copy(update={"rank": place}) if not f.missing and f.score_us is not None else f
+        f.model_copy(update={"rank": place, "group": group_of[f.id]}) if f.id in group_of else f
         for place, f in enumerate(found, 1)
     ]
 

@@ -137,7 +137,7 @@ class Importer:
             self._insert(_rows.job_row(record))
             return
         stored = _rows.job_record(row)
-        closing = {"status", "ended_at", "drift", "note"}
+        closing = {"status", "ended_at", "drift", "note", "details"}
         if stored.model_dump(exclude=closing) != record.model_dump(exclude=closing):
             raise TransferError(f"job {record.id} is stored with other contents")
         if stored == record or record.status is JobStatus.OPEN:
@@ -147,7 +147,7 @@ class Importer:
                 f"job {record.id} is stored as {stored.status} and comes as {record.status}"
             )
         row.status, row.ended_at = record.status.value, record.ended_at
-        row.drift, row.note = record.drift, record.note
+        row.drift, row.note, row.details = record.drift, record.note, record.details
 
     def _trial(self, item: dict[str, Any]) -> None:
         record = TrialRecord.model_validate({**item, "id": 0})

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from leaderboard._scores import geomean
 from leaderboard.models import CampaignRow, JobRow, MeasurementRow, TrialRow
@@ -33,6 +33,7 @@ __all__ = [
     "ended",
     "entry_of",
     "trial_medians",
+    "trial_samples",
 ]
 
 _CHUNK = 500
@@ -223,12 +224,30 @@ def control_cells(
 
 def trial_medians(session: Session, entries: Sequence[Entry]) -> dict[int, dict[str, float]]:
     """Medians behind the score of each entry, microseconds, by trial and workload."""
+    return _of_scores(session, entries, MeasurementRow.median_us)
+
+
+def trial_samples(
+    session: Session, entries: Sequence[Entry]
+) -> dict[int, dict[str, Sequence[float]]]:
+    """The samples of those medians; the median itself where none were kept."""
+    medians = trial_medians(session, entries)
+    found = _of_scores(session, entries, MeasurementRow.samples_us)
+    return {
+        trial: {w: samples or [medians[trial][w]] for w, samples in by_workload.items()}
+        for trial, by_workload in found.items()
+    }
+
+
+def _of_scores(
+    session: Session, entries: Sequence[Entry], column: InstrumentedAttribute[Any]
+) -> dict[int, dict[str, Any]]:
     m = MeasurementRow
-    medians: dict[int, dict[str, float]] = defaultdict(dict)
+    found: dict[int, dict[str, Any]] = defaultdict(dict)
     regimes = {e.trial.id: e.regime for e in entries}
     for chunk in _chunks(list(regimes)):
         query = (
-            sa.select(m.trial_id, m.regime, m.workload, m.median_us)
+            sa.select(m.trial_id, m.regime, m.workload, column)
             .join(TrialRow, TrialRow.id == m.trial_id)
             .where(
                 m.trial_id.in_(chunk),
@@ -241,10 +260,10 @@ def trial_medians(session: Session, entries: Sequence[Entry]) -> dict[int, dict[
             )
             .order_by(m.id)  # the last reading counts, as when the trial passed
         )
-        for trial_id, regime, workload, us in session.execute(query):
+        for trial_id, regime, workload, value in session.execute(query):
             if trial_id is not None and regime == regimes[trial_id]:
-                medians[trial_id][workload] = us
-    return medians
+                found[trial_id][workload] = value
+    return found
 
 
 def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -118,6 +118,8 @@ class JobRow(Base):
     ended_at: Mapped[datetime | None]
     drift: Mapped[float | None]
     note: Mapped[str]
+    seed: Mapped[int | None] = mapped_column(BigInteger)
+    details: Mapped[dict[str, Any]]
 
 
 class TrialRow(Base):

@@ -26,7 +26,9 @@ from leaderboard._ranking import (
     ended,
     entry_of,
     trial_medians,
+    trial_samples,
 )
+from leaderboard._verdicts import contrast
 from leaderboard.models import CampaignRow, ErrorRow, JobRow, MeasurementRow, StageRow, TrialRow
 from leaderboard.records import Clock, JobStatus, StageStatus, TrialStatus
 from leaderboard.store import Store
@@ -416,6 +418,8 @@ def ratio(store: Store, trial_id: int, control: str) -> Ratio:
 def compare(store: Store, first_id: int, second_id: int) -> Comparison:
     """Two trials against each other; only within one job, or both modelled.
 
+    The verdict has three values; see :func:`leaderboard.contrast`.
+
     Raises
     ------
     QueryError
@@ -443,6 +447,8 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
                 )
             _valid(first)
         medians = {} if first.modelled else trial_medians(session, [first, second])
+        samples = {} if first.modelled else trial_samples(session, [first, second])
+        judged = contrast(samples[first_id], samples[second_id]) if samples else None
         return Comparison(
             first_id=first_id,
             second_id=second_id,
@@ -451,6 +457,9 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
             first_us=first.trial.score_us,
             second_us=second.trial.score_us,
             ratio=first.trial.score_us / second.trial.score_us,
+            low=None if judged is None else judged.low,
+            high=None if judged is None else judged.high,
+            verdict=None if judged is None else judged.verdict,
             shapes=_shape_ratios(first.workloads, medians[first_id], medians[second_id])
             if medians
             else (),

@@ -145,6 +145,10 @@ class JobRecord(_Record):
     drift: float | None = None
     """Largest relative change of a control's median between its readings."""
     note: str = ""
+    seed: int | None = None
+    """All inputs of the job derive from it: the same seed draws them again."""
+    details: dict[str, Any] = Field(default_factory=dict)
+    """What else the job saw: errors of the controls, readings of the GPU's clock."""
 
 
 class StageRecord(_Record):

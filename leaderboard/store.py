@@ -10,7 +10,8 @@ candidates.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -226,9 +227,18 @@ class Store(TrialStore):
             session.add(_rows.job_row(record))
 
     def close_job(
-        self, job_id: str, status: JobStatus, *, drift: float | None = None, note: str = ""
+        self,
+        job_id: str,
+        status: JobStatus,
+        *,
+        drift: float | None = None,
+        note: str = "",
+        details: Mapping[str, Any] | None = None,
     ) -> JobRecord:
-        """End a job as valid, or as void: then none of its times rank."""
+        """End a job as valid, or as void: then none of its times rank.
+
+        ``details`` are added to those that the job was opened with.
+        """
         if status is JobStatus.OPEN:
             raise StoreError(f"job {job_id} can be closed as valid or void only")
         with self.writing() as session:
@@ -238,6 +248,7 @@ class Store(TrialStore):
             if row.status != JobStatus.OPEN.value:
                 raise StoreError(f"job {job_id} is already closed as {row.status}")
             row.status, row.ended_at, row.drift, row.note = status.value, now_utc(), drift, note
+            row.details = {**row.details, **(details or {})}
             session.flush()
             return _rows.job_record(row)
 

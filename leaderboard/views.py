@@ -9,6 +9,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
+from leaderboard._verdicts import Verdict
 from leaderboard.records import Clock, StageStatus, TrialStatus
 
 __all__ = [
@@ -210,6 +211,11 @@ class Comparison(_View):
     first_us: float
     second_us: float
     ratio: float
+    low: float | None = None
+    high: float | None = None
+    """Interval of the ratio by the samples (:func:`leaderboard.contrast`); None for modelled."""
+    verdict: Verdict | None = None
+    """How the first stands to the second; None for modelled scores, which have no samples."""
     shapes: tuple[ShapeRatio, ...]
     """On the ranking regime; empty for modelled scores."""
 
@@ -220,6 +226,8 @@ class FinalRow(_View):
     id: int
     rank: int | None
     """None if it missed a tuned or a held-out workload that another finalist met."""
+    group: int | None = None
+    """Finalists of one group, counted from 1, are not told apart: their order says nothing."""
     campaign_id: str
     schedule_key: str
     job_id: str

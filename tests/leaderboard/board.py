@@ -58,6 +58,8 @@ def job(id_: str, campaign_id: str | None = "kda-1", gpu: str = "NVIDIA H200") -
         gpu=gpu,
         status=JobStatus.OPEN,
         started_at=START,
+        seed=7,
+        details={"opened": True},
     )
 
 

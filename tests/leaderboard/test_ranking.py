@@ -15,6 +15,7 @@ from leaderboard import (
     Store,
     TrialStatus,
     UnknownError,
+    Verdict,
     best_so_far,
     compare,
     finals,
@@ -274,6 +275,8 @@ def test_compare_is_refused_across_jobs(store: Store) -> None:
     c = board.passed(store, 2, "job-2", 5.0)
     close(store, "job-1", "job-2")
     assert compare(store, a.id, b.id).ratio == pytest.approx(2.0)
+    assert compare(store, a.id, b.id).verdict is Verdict.SLOWER
+    assert compare(store, b.id, a.id).verdict is Verdict.FASTER
     assert [s.ratio for s in compare(store, a.id, b.id).shapes] == pytest.approx([2.0, 2.0])
     with pytest.raises(
         QueryError, match=r"different jobs \(job-1 and job-2\): re-time them together"
@@ -284,6 +287,7 @@ def test_compare_is_refused_across_jobs(store: Store) -> None:
 def test_modelled_trials_compare_with_each_other(store: Store) -> None:
     a, b = board.modelled(store, 0, 3.0), board.modelled(store, 1, 2.0)
     assert compare(store, a.id, b.id).ratio == pytest.approx(1.5)
+    assert compare(store, a.id, b.id).verdict is None
 
 
 def test_shapes_show_each_time_beside_its_jobs_controls(store: Store) -> None:
@@ -433,10 +437,23 @@ def test_a_winner_is_named_among_finalists_of_one_valid_job_only(store: Store) -
     close(store, "job-f")
     rows = finals(store, "kda-1")
     assert [(r.rank, r.id) for r in rows] == [(1, b.id), (2, a.id), (None, c.id)]
+    assert [r.group for r in rows] == [1, 2, None]
     assert rows[0].score_us == pytest.approx(8.2)
     assert (rows[0].slow_us, rows[0].held_out_us) == (pytest.approx(50.0), pytest.approx(5.0))
     assert rows[2].missing == ("held/1 on production",)
     assert winner(store, "kda-1") == rows[0]
+
+
+def test_ten_names_for_one_kernel_are_a_ten_way_tie(store: Store) -> None:
+    trials = [board.passed(store, n, "job-1", 8.0 + n) for n in range(10)]
+    close(store, "job-1")
+    job(store, "job-f", None)
+    for n, trial in enumerate(trials):
+        final_times(store, trial.id, 8.0 * (1.0 + 1e-4 * (n * 7 % 10)))
+    close(store, "job-f")
+    rows = finals(store, "kda-1")
+    assert [r.rank for r in rows] == list(range(1, 11))
+    assert {r.group for r in rows} == {1}
 
 
 def test_a_leaderboard_of_many_trials_is_a_few_statements(store: Store) -> None:

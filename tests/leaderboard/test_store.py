@@ -478,8 +478,11 @@ def test_a_fingerprint_is_stored_once(store: Store) -> None:
 
 def test_a_job_is_closed_once_and_its_times_are_final(store: Store) -> None:
     store.add_measurements(board.controls("job-1", 20.0))
-    closed = store.close_job("job-1", JobStatus.VALID, drift=0.01, note="ok")
+    closed = store.close_job(
+        "job-1", JobStatus.VALID, drift=0.01, note="ok", details={"errors": {"fla": 0.004}}
+    )
     assert (closed.status, closed.drift, closed.note) == (JobStatus.VALID, 0.01, "ok")
+    assert (closed.seed, closed.details) == (7, {"opened": True, "errors": {"fla": 0.004}})
     assert closed.ended_at is not None
     assert store.get_job("job-1") == closed == store.list_jobs("kda-1")[0]
     with pytest.raises(StoreError, match="already closed as valid"):

@@ -61,6 +61,8 @@ def upgrade() -> None:
         sa.Column("ended_at", _MOMENT),
         sa.Column("drift", sa.Double),
         sa.Column("note", sa.Text, nullable=False),
+        sa.Column("seed", sa.BigInteger),
+        sa.Column("details", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_kf_jobs"),
         sa.ForeignKeyConstraint(
             ["campaign_id"], ["kf_campaigns.id"], name="fk_kf_jobs_campaign_id"
