@@ -1,0 +1,129 @@
+"""The ``factory`` command.
+
+Importing this must stay cheap: commands are loaded when they are run, and
+their listing is written here.  An error that a user can act on is one line;
+``--debug`` (or ``FACTORY_DEBUG=1``) keeps the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from factory import __version__
+from factory.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, CommandError
+
+__all__ = ["cli", "main"]
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "launch": ("factory.cli.launch:launch", "Run a campaign: a preset, a TOML file, an operation."),
+    "status": ("factory.cli.status:status", "How campaigns stand."),
+    "show": ("factory.cli.show:show", "All that was seen of one trial."),
+    "leaderboard": ("factory.cli.board:leaderboard", "Ranked trials; import and export them."),
+    "check": ("factory.cli.check:check", "One candidate file through all stages."),
+    "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),
+    "doctor": ("factory.cli.doctor:doctor", "Is this machine and its toolchain fit?"),
+}
+"""Name to where it lives and its one-line help, so that ``--help`` loads none of them."""
+
+
+class _Lazy(click.Group):
+    """Loads a command only when it is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="factory")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def cli(debug: bool) -> None:
+    """Campaigns for the fastest correct GPU kernel of an operation."""
+    if debug:
+        os.environ["FACTORY_DEBUG"] = "1"
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Console entry point.
+
+    Exit codes: 0 done; 1 nothing passed; 2 wrong usage; 3 the machine or the
+    toolchain is at fault; 130 interrupted, resumable.
+    """
+    sys.exit(_run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        answer: Any = cli.main(
+            args=None if argv is None else list(argv), prog_name="factory", standalone_mode=False
+        )
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("interrupted", EXIT_INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        said = " ".join(error.format_message().split())
+        return _complain(said, EXIT_USAGE, where or "factory")
+    except CommandError as error:
+        _show_traceback()
+        return _complain(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader left (``factory leaderboard | head``); nobody is there to be told.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except Exception as error:
+        code = _known(error)
+        if code is None:
+            raise
+        _show_traceback()
+        return _complain(str(error), code)
+    return answer if isinstance(answer, int) else EXIT_DONE
+
+
+def _known(error: Exception) -> int | None:
+    """Exit code of errors that other packages raise for users; None for bugs.
+
+    Their modules are looked up, not imported: what was never imported did not raise.
+    """
+    codes = {
+        ("leaderboard._errors", "StoreError"): EXIT_USAGE,
+        ("factory.stages.base", "HarnessError"): EXIT_MACHINE,
+        ("candidates._base", "ToolchainError"): EXIT_MACHINE,
+    }
+    for (module, name), code in codes.items():
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return None
+
+
+def _complain(message: str, code: int, where: str = "factory") -> int:
+    click.echo(f"{where}: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _show_traceback() -> None:
+    if os.environ.get("FACTORY_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()

@@ -1,0 +1,300 @@
+"""``factory launch``: run a campaign."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from factory.cli.common import db_option, json_option, print_json, print_table, us_text
+from factory.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_PASSED, MachineError, UserError
+
+if TYPE_CHECKING:
+    from factory.campaign import Launched
+    from factory.config import CampaignConfig
+    from factory.executors.base import Executor, WorkerContext
+    from factory.plan import Plan
+    from factory.progress import View
+    from leaderboard import CampaignRecord, Store
+
+__all__ = ["launch"]
+
+_SHOWN = 20
+"""Ranked trials printed at the end."""
+
+
+@click.command()
+@click.argument("campaign")
+@click.option("--budget", type=int, help="Finished trials in all, resumed ones included.")
+@click.option(
+    "--clock",
+    type=click.Choice(["gpu", "modelled"]),
+    help="Clock that ranks; default: gpu where there is an sm90 GPU, else modelled.",
+)
+@click.option("--seed", type=int, help="Seed of inputs and sampler.")
+@click.option("--resume", is_flag=True, help="Continue the newest campaign of this name.")
+@click.option("--name", help="Another name for the campaign; resuming looks for it.")
+@click.option("--executor", type=click.Choice(["inline", "ray"]), help="Where stages run.")
+@click.option("--workers", type=int, help="CPU worker processes; 0 is one for each CPU.")
+@click.option("--ray-address", help="Ray cluster to join; implies --executor ray.")
+@click.option("--dry-run", is_flag=True, help="Show space, counts and an estimate; run nothing.")
+@click.option("--print-config", is_flag=True, help="Print the configuration as TOML.")
+@db_option
+@json_option
+def launch(
+    campaign: str,
+    budget: int | None,
+    clock: str | None,
+    seed: int | None,
+    resume: bool,
+    name: str | None,
+    executor: str | None,
+    workers: int | None,
+    ray_address: str | None,
+    dry_run: bool,
+    print_config: bool,
+    db: str | None,
+    as_json: bool,
+) -> int:
+    """Run CAMPAIGN: a preset's name, a TOML file or an operation's name.
+
+    Schedules are proposed, validated, emulated against the fp64 oracle and
+    compiled; with an sm90 GPU they are then gated and timed on it.  A campaign
+    that was stopped, or killed, goes on with --resume.
+    """
+    from factory.config import load_campaign, to_toml
+
+    config = load_campaign(
+        campaign,
+        {
+            "budget": budget,
+            "clock": clock,
+            "seed": seed,
+            "name": name,
+            "executor.kind": "ray" if ray_address else executor,
+            "executor.workers": workers,
+            "executor.ray_address": ray_address,
+        },
+    )
+    if print_config:
+        click.echo(to_toml(config), nl=False)
+        return EXIT_DONE
+    if dry_run:
+        return _dry_run(config, db, as_json)
+    return _launch(campaign, config, db, resume=resume, budget=budget, as_json=as_json)
+
+
+def _launch(
+    campaign: str,
+    config: CampaignConfig,
+    db: str | None,
+    *,
+    resume: bool,
+    budget: int | None,
+    as_json: bool,
+) -> int:
+    from factory.campaign import find_resumable, unfinished
+    from factory.campaign import launch as run
+    from factory.plan import make_plan
+    from factory.progress import make_view
+    from leaderboard import DEFAULT_URL, open_store
+
+    with open_store(db or DEFAULT_URL) as store:
+        stored = None
+        if resume:
+            stored = find_resumable(store, config.name)
+            config = _as_launched(config, stored, budget)
+        else:
+            _refuse_unfinished(store, unfinished(store, config.name))
+        plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
+        launched = run(plan, store, stored=stored, make_executor=_make_executor, view=make_view())
+        return _report(store, launched, plan, campaign, as_json=as_json)
+
+
+def _as_launched(
+    config: CampaignConfig, stored: CampaignRecord, budget: int | None
+) -> CampaignConfig:
+    """What a resume takes from the stored campaign where the command line is silent."""
+    update: dict[str, Any] = {"budget": budget or stored.budget}
+    if config.clock is None:
+        update["clock"] = stored.clock.value
+    return config.model_copy(update=update)
+
+
+def _refuse_unfinished(store: Store, open_one: CampaignRecord | None) -> None:
+    if open_one is None:
+        return
+    from leaderboard import funnel
+
+    counts = funnel(store, open_one.id)
+    raise UserError(
+        f"campaign {open_one.id} is unfinished ({counts.finished} of {counts.budget} trials); "
+        "add --resume to continue it, or --name NAME to start another"
+    )
+
+
+def _make_executor(context: WorkerContext, plan: Plan, view: View) -> Executor:
+    from factory.machine import installed
+    from leaderboard import Clock
+
+    config = plan.config.executor
+    measured = plan.clock is not Clock.MODELLED
+    if config.kind == "ray":
+        if installed("ray") is None:
+            raise MachineError("--executor ray needs ray; install it with pip install 'ray>=2.50'")
+        from factory.executors.ray import RayExecutor
+
+        ray_executor: Executor = RayExecutor(
+            context,
+            workers=config.workers,
+            address=config.ray_address,
+            measured=measured,
+            note=view.note,
+        )
+        return ray_executor
+    from factory.executors.inline import InlineExecutor
+    from factory.executors.lane import opener
+
+    return InlineExecutor(
+        context,
+        workers=config.workers,
+        open_job=opener(context, lambda word, line: view.note(f"{word}: {line}"))
+        if measured
+        else None,
+    )
+
+
+def _report(store: Store, launched: Launched, plan: Plan, campaign: str, *, as_json: bool) -> int:
+    from leaderboard import ranked, rejected, winner
+
+    record = launched.campaign
+    rows = ranked(store, campaign_id=record.id, clock=plan.clock)
+    failed = rejected(store, campaign_id=record.id)
+    first = winner(store, record.id)
+    code = EXIT_DONE if launched.passed else EXIT_NOTHING_PASSED
+    if launched.interrupted:
+        code = EXIT_INTERRUPTED
+    if as_json:
+        print_json(
+            {
+                "id": record.id,
+                "name": record.name,
+                "status": record.status,
+                "clock": plan.clock.value,
+                "budget": record.budget,
+                "offered": len(plan.offered),
+                "finished": launched.finished,
+                "passed": launched.passed,
+                "winner": first,
+                "ranked": rows,
+                "rejected": failed,
+            }
+        )
+    else:
+        _print_tables(rows, failed, plan)
+        _print_end(store, launched, first)
+    if launched.interrupted:
+        click.echo(f"resume with: {_resume_command(campaign)}", err=True)
+    return code
+
+
+def _print_tables(rows: Any, failed: Any, plan: Plan) -> None:
+    if rows:
+        slow = any(r.slow_us is not None for r in rows)
+        print_table(
+            ["rank", "trial", "us", *(["slow us"] if slow else []), "schedule"],
+            (
+                [
+                    str(r.rank),
+                    str(r.id),
+                    us_text(r.score_us),
+                    *([us_text(r.slow_us)] if slow else []),
+                    r.schedule_key,
+                ]
+                for r in rows[:_SHOWN]
+            ),
+            title=f"{plan.operation.name}: ranked by clock {plan.clock.value}",
+            right="rank,trial,us,slow us",
+        )
+        if len(rows) > _SHOWN:
+            click.echo(f"and {len(rows) - _SHOWN} more: factory leaderboard")
+        click.echo()
+    if failed:
+        print_table(
+            ["trial", "verdict", "stage", "schedule", "reason"],
+            ([str(r.id), r.status.value, r.stage, r.schedule_key, r.reason] for r in failed),
+            title="not ranked",
+            right="trial",
+        )
+        click.echo()
+
+
+def _print_end(store: Store, launched: Launched, first: Any) -> None:
+    from factory.campaign import LOG_ROOT
+
+    record = launched.campaign
+    click.echo(
+        f"campaign {record.id} {record.status.value}: {launched.finished} trials, "
+        f"{launched.passed} passed; leaderboard {store.name}, logs {LOG_ROOT / record.id}"
+    )
+    if first is not None:
+        click.echo(f"winner: trial {first.id}, {us_text(first.score_us)} us, {first.schedule_key}")
+
+
+def _resume_command(campaign: str) -> str:
+    """The command line that was given, with ``--resume``."""
+    import sys
+
+    given = [a for a in sys.argv[1:] if a != "--resume"]
+    words = given if campaign in given else ["launch", campaign]
+    return shlex.join(["factory", *words, "--resume"])
+
+
+def _dry_run(config: CampaignConfig, db: str | None, as_json: bool) -> int:
+    from factory.dryrun import describe
+    from factory.plan import make_plan
+    from leaderboard import DEFAULT_URL, open_store
+
+    plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
+    store = None
+    if db is not None or Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
+        store = open_store(db or DEFAULT_URL, read_only=True)
+    try:
+        found = describe(plan, store)
+    finally:
+        if store is not None:
+            store.close()
+    if as_json:
+        print_json(found)
+        return EXIT_DONE
+    click.echo(
+        f"campaign {found['name']}: {found['target']} of {found['offered']} offered schedules, "
+        f"{found['combinations']} combinations in all, clock {found['clock']}"
+    )
+    click.echo(f"stages: {' > '.join(found['stages'])}")
+    click.echo(
+        f"infeasible by budgets: {found['infeasible']}; "
+        f"emulated cases per schedule: up to {found['cases']}"
+    )
+    print_table(
+        ["parameter", "choices", "offered", "meaning"],
+        (
+            [
+                p["id"],
+                " ".join(str(c) for c in p["choices"]),
+                " ".join(f"{c}:{n}" for c, n in p["offered"].items()),
+                p["doc"],
+            ]
+            for p in found["parameters"]
+        ),
+    )
+    estimate = found["estimate_s"]
+    if estimate is None:
+        click.echo("estimate: none, no campaign of this operation ran here yet")
+    else:
+        from factory.progress import seconds_text
+
+        click.echo(f"estimate: {seconds_text(estimate)}, from stages timed here before")
+    return EXIT_DONE

@@ -1,0 +1,111 @@
+"""``factory status``: how campaigns stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from factory.cli.common import (
+    db_option,
+    json_option,
+    open_reading,
+    print_json,
+    print_table,
+    us_text,
+)
+
+__all__ = ["status"]
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@db_option
+@json_option
+def status(campaign: str | None, db: str | None, as_json: bool) -> None:
+    """How campaigns stand: all of them, or CAMPAIGN (an id or a name) stage by stage.
+
+    With --json: a list of objects with id, name, operation, status, clock,
+    budget, finished, statuses, stages, best, driver, heartbeat_at, created_at
+    and updated_at; one such object if CAMPAIGN is given.
+    """
+    with open_reading(db) as store:
+        if campaign is not None:
+            found = _described(store, store.get_campaign(campaign))
+            if as_json:
+                print_json(found)
+            else:
+                _print_one(found)
+            return
+        rows = [_described(store, c) for c in store.list_campaigns()]
+        if as_json:
+            print_json(rows)
+            return
+        if not rows:
+            click.echo(f"no campaigns in {store.name}")
+            return
+        print_table(
+            ["campaign", "operation", "status", "trials", "passed", "clock", "best us", "driver"],
+            (
+                [
+                    r["id"],
+                    r["operation"],
+                    r["status"],
+                    f"{r['finished']}/{r['budget']}",
+                    str(r["statuses"].get("passed", 0)),
+                    r["clock"],
+                    us_text(r["best"]["score_us"] if r["best"] else None),
+                    r["driver"] or "-",
+                ]
+                for r in rows
+            ),
+            right="trials,passed,best us",
+        )
+
+
+def _described(store: Any, campaign: Any) -> dict[str, Any]:
+    from leaderboard import best_so_far, funnel
+
+    counts = funnel(store, campaign.id)
+    points = best_so_far(store, campaign.id)
+    return {
+        "id": campaign.id,
+        "name": campaign.name,
+        "operation": campaign.operation,
+        "status": campaign.status.value,
+        "clock": campaign.clock.value,
+        "budget": campaign.budget,
+        "finished": counts.finished,
+        "statuses": {s.value: n for s, n in counts.statuses.items()},
+        "stages": [stage.model_dump(mode="json") for stage in counts.stages],
+        "best": points[-1].model_dump(mode="json") if points else None,
+        "driver": campaign.driver,
+        "heartbeat_at": campaign.heartbeat_at.isoformat() if campaign.heartbeat_at else None,
+        "created_at": campaign.created_at.isoformat(),
+        "updated_at": campaign.updated_at.isoformat(),
+    }
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    click.echo(f"campaign {found['id']}  {found['status']}  operation {found['operation']}")
+    statuses = ", ".join(f"{n} {s}" for s, n in found["statuses"].items()) or "none"
+    click.echo(f"trials {found['finished']} of {found['budget']}: {statuses}")
+    best = found["best"]
+    if best:
+        click.echo(f"best {us_text(best['score_us'])} us {found['clock']}: {best['schedule_key']}")
+    if found["driver"]:
+        click.echo(f"held by {found['driver']}, last sign {found['heartbeat_at']}")
+    print_table(
+        ["stage", "entered", "passed", "failed", "seconds"],
+        (
+            [
+                s["stage"],
+                str(s["entered"]),
+                str(s["passed"]),
+                ", ".join(f"{n} {k}" for k, n in s["failed"].items()) or "-",
+                f"{s['seconds']:.1f}",
+            ]
+            for s in found["stages"]
+        ),
+        right="entered,passed,seconds",
+    )

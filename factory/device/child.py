@@ -1,0 +1,249 @@
+"""The process in which a candidate runs: ``python -m factory.device.child FD PARENT``.
+
+It holds no oracle, no seed and no database.  What it is told comes as pickle
+from the job; what it answers is JSON.  The clock is bound (:class:`Open`)
+before anything foreign is imported (:class:`Load`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from factory.device.clock import Course, take_times
+from factory.device.hardware import Bench, RecordingError
+from factory.device.protocol import Bound, Case, Load, Open, Ref, Run, Target, Time
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Fault(Exception):
+    """Carries a verdict to the job: ``kind`` says whose fault it is."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@contextmanager
+def _foreign(doing: str) -> Iterator[None]:
+    """Attribute whatever is raised inside to the candidate."""
+    from candidates import BuildError, ToolchainError
+
+    try:
+        yield
+    except _Fault:
+        raise
+    except RecordingError as error:
+        raise _Fault("harness", str(error)) from error
+    except BuildError as error:
+        raise _Fault("build", str(error)) from error
+    except ToolchainError as error:
+        raise _Fault("toolchain", str(error)) from error
+    except BaseException as error:
+        text = str(error).strip().splitlines()
+        raise _Fault(
+            "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"
+        ) from error
+
+
+class _Service:
+    def __init__(self, connection: Connection, bench: Bench) -> None:
+        self._connection = connection
+        self._bench = bench
+        self._target = Target()
+        self._runnable: Any = None
+        self._loaded: dict[int, Any] = {}
+        """Baselines by the identity of the message's inputs; emptied with each message."""
+
+    def load(self, message: Load) -> dict[str, Any]:
+        with _foreign("load"):
+            self._target = pickle.loads(message.target)
+            if self._target.family is not None:
+                assert self._target.schedule is not None
+                self._runnable = self._target.family.load(self._target.schedule)
+                self._bench.synchronize()
+                chunk = getattr(self._runnable, "chunk_tokens", None)
+                return {
+                    "kernel_names": list(self._runnable.kernel_names),
+                    "chunk": None if chunk is None else int(chunk),
+                    "bitwise_causal": bool(getattr(self._runnable, "bitwise_causal", False)),
+                }
+        return {"kernel_names": []}
+
+    def run(self, message: Run) -> dict[str, Any]:
+        self._loaded.clear()
+        for case in message.cases:
+            self._at(case.label)
+            for number, bound in enumerate(case.sets):
+                for ref in bound.outputs.values():
+                    self._bench.poison(ref.nbytes)
+                with _foreign("call"):
+                    call = self._bind(self._for(case, bound), bound)
+                    if number in case.busy:
+                        self._bench.disturb()
+                    returned = call()
+                    self._bench.synchronize()
+                self._deliver(returned, bound)
+            self._bench.synchronize()
+        return {}
+
+    def time(self, message: Time) -> dict[str, Any]:
+        self._loaded.clear()
+        kept: dict[int, tuple[Bound, Any]] = {}
+        courses, labels, skipped, names = [], [], {}, {}
+        for case in message.cases:
+            self._at(case.label)
+            with _foreign("bind"):
+                try:
+                    courses.append(self._course(case, kept))
+                except ValueError as error:
+                    if self._target.baseline is None:
+                        raise
+                    skipped[case.label] = str(error)
+                    continue
+                names[case.label] = list(self._for(case, case.sets[0]).kernel_names)
+            labels.append(case.label)
+        with _foreign("timed call"):
+            readings = take_times(
+                self._bench, courses, message.sampling, lambda number: self._at(labels[number])
+            )
+            self._bench.synchronize()
+        for bound, returned in kept.values():
+            self._deliver(returned, bound)
+        self._bench.synchronize()
+        return {
+            "readings": {n: asdict(r) for n, r in zip(labels, readings, strict=True)},
+            "skipped": skipped,
+            "kernel_names": names,
+        }
+
+    def _course(self, case: Case, kept: dict[int, tuple[Bound, Any]]) -> Course:
+        calls = [self._kept(case, bound, kept) for bound in case.sets]
+        if case.work is None:
+            return Course(calls, lambda i: calls[i % len(calls)])
+        target = [self._tensors(bound) for bound in (case.work, *case.sets)]
+        work = self._kept(case, case.work, kept)
+
+        def sample(i: int) -> Callable[[], Any]:
+            # New data at the address that the call was bound to: neither what
+            # was computed when binding nor what an earlier call left can serve.
+            for name, tensor in target[0].items():
+                tensor.copy_(target[1 + (i + 1) % len(calls)][name])
+            return work
+
+        return Course(calls, sample)
+
+    def _kept(
+        self, case: Case, bound: Bound, kept: dict[int, tuple[Bound, Any]]
+    ) -> Callable[[], Any]:
+        """Bind a call that remembers what it last returned, at the cost of one store."""
+        call = self._bind(self._for(case, bound), bound)
+        key = id(bound)
+
+        def remembered() -> None:
+            kept[key] = (bound, call())
+
+        return remembered
+
+    def _for(self, case: Case, bound: Bound) -> Any:
+        """The thing to bind: the candidate, or the baseline loaded for these raw inputs."""
+        if self._target.baseline is None:
+            return self._runnable
+        if id(bound) not in self._loaded:
+            raw = None if bound.raw is None else self._arguments(bound.raw)
+            self._loaded[id(bound)] = self._target.baseline.load(case.workload, raw)
+        return self._loaded[id(bound)]
+
+    def _bind(self, runnable: Any, bound: Bound) -> Callable[[], Any]:
+        outputs = {n: self._bench.view(ref) for n, ref in bound.outputs.items()}
+        call: Callable[[], Any] = runnable.bind(self._arguments(bound.inputs), outputs)
+        return call
+
+    def _arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: self._bench.view(v) if isinstance(v, Ref) else v for n, v in values.items()}
+
+    def _tensors(self, bound: Bound) -> dict[str, Any]:
+        return {n: self._bench.view(v) for n, v in bound.inputs.items() if isinstance(v, Ref)}
+
+    def _deliver(self, returned: Any, bound: Bound) -> None:
+        """Put what was returned where the job looks for it."""
+        for name, ref in bound.outputs.items():
+            with _foreign("result"):
+                tensor = returned[name]
+                shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            if shape != ref.shape:
+                raise _Fault("rejected", f"returns {name} as {shape}, expected {ref.shape}")
+            if dtype != ref.dtype and self._target.baseline is None:
+                raise _Fault("rejected", f"returns {name} as {dtype}, expected {ref.dtype}")
+            home = self._bench.view(ref)
+            if tensor.data_ptr() != home.data_ptr():
+                home.copy_(tensor)
+
+    def _at(self, label: str) -> None:
+        self._connection.send_bytes(json.dumps({"at": label}).encode())
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when the job dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _answer(
+    connection: Connection, work: Callable[[], dict[str, Any]], *, quiet: bool = False
+) -> bool:
+    """Do what a message asks and report it; ``quiet`` reports faults only."""
+    try:
+        reply = {"ok": work()}
+    except _Fault as fault:
+        reply = {"fault": {"kind": fault.kind, "message": str(fault)}}
+        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001  reported to the job, which ends this process
+        reply = {"fault": {"kind": "harness", "message": f"{type(error).__name__}: {error}"}}
+        traceback.print_exc()
+    if not (quiet and "ok" in reply):
+        connection.send_bytes(json.dumps(reply).encode())
+    return "ok" in reply
+
+
+def main(number: int, parent: int) -> None:
+    """Serve one job until it hangs up or something fails."""
+    _die_with(parent)
+    connection = Connection(number)
+    service: _Service | None = None
+
+    def handle(message: Any) -> dict[str, Any]:
+        nonlocal service
+        if isinstance(message, Open):
+            service = _Service(connection, message.device.bench(message.arena, message.gpu_bytes))
+            return {}
+        assert service is not None
+        if isinstance(message, Load):
+            return service.load(message)
+        return service.run(message) if isinstance(message, Run) else service.time(message)
+
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            return
+        # The first answer a job hears is the one to Load.
+        if not _answer(connection, partial(handle, message), quiet=isinstance(message, Open)):
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

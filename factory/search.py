@@ -1,0 +1,251 @@
+"""Which schedule next?  Optuna, asked and told.
+
+The study lives in memory and is a function of what the leaderboard holds: it
+is rebuilt on start and every proposal's seed depends only on the campaign's
+seed and the number of proposals before it.  Only offered schedules are ever
+proposed, none of them twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from candidates import Parameter, Schedule, Value
+from leaderboard.records import TrialStatus
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Outcome", "Search"]
+
+SamplerName = Literal["tpe", "random", "grid"]
+
+_ATTEMPTS = 8
+"""Draws from the sampler before the nearest untried schedule is taken instead."""
+
+_CONSTRAINT = {
+    TrialStatus.INFEASIBLE: "budget",
+    TrialStatus.REJECTED: "gate",
+    TrialStatus.CRASHED: "runs",
+    TrialStatus.TIMEOUT: "runs",
+}
+"""Constraint that a verdict violates, by its name in the study."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a schedule, as the sampler may know it.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    status : TrialStatus
+        ``passed`` is a value, ``slow`` a pruned value; wrong, infeasible,
+        crashed and timed out violate a constraint; ``abandoned`` is a failure
+        of the infrastructure, from which nothing is learnt.
+    score_us : float or None
+        Geomean in microseconds; the estimate of the screen for ``slow``.
+    """
+
+    schedule: Schedule
+    status: TrialStatus
+    score_us: float | None = None
+
+
+class Search:
+    """Ask and tell over the offered schedules of a space.
+
+    Parameters
+    ----------
+    parameters : sequence of Parameter
+        Parents before children.
+    offered : sequence of Schedule
+        The only schedules that may be proposed.
+    sampler : {"tpe", "random", "grid"}
+        ``grid`` is the order of ``offered``.
+    seed : int
+    history : iterable of Outcome
+        Trials that are finished already; abandoned ones may be left out.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        offered: Sequence[Schedule],
+        *,
+        sampler: SamplerName = "tpe",
+        seed: int = 0,
+        history: Iterable[Outcome] = (),
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._offered = tuple(dict.fromkeys(offered))
+        self._sampler: SamplerName = sampler
+        self._seed = seed
+        self._tried: set[Schedule] = set()
+        self._open: dict[Schedule, optuna.trial.Trial] = {}
+        self._study = _new_study() if sampler != "grid" else None
+        self._proposals = 0
+        for outcome in history:
+            self._restore(outcome)
+
+    @property
+    def untried(self) -> tuple[Schedule, ...]:
+        """Offered schedules that were never proposed, in the order of the offer."""
+        return tuple(s for s in self._offered if s not in self._tried)
+
+    def ask(self) -> Schedule | None:
+        """Propose an untried offered schedule; None when there is none left."""
+        untried = self.untried
+        if not untried:
+            return None
+        if self._study is None:
+            return self._take(untried[0])
+        candidates = set(untried)
+        last: dict[str, Value] = {}
+        for attempt in range(_ATTEMPTS):
+            self._study.sampler = self._new_sampler(attempt)
+            trial = self._study.ask()
+            last = self._suggest(trial)
+            schedule = Schedule.of(self._parameters, last)
+            if schedule in candidates:
+                self._open[schedule] = trial
+                return self._take(schedule)
+            self._forget(trial)
+        return self._take(min(untried, key=lambda s: _distance(s, last)), enqueue=True)
+
+    def take(self, schedule: Schedule) -> None:
+        """Count a schedule as proposed without asking the sampler, for example to run it again.
+
+        Raises
+        ------
+        ValueError
+            It is not offered, or was proposed before.
+        """
+        if schedule not in self._offered:
+            raise ValueError(f"{schedule} is not offered")
+        if schedule in self._tried:
+            raise ValueError(f"{schedule} was proposed before")
+        self._take(schedule, enqueue=True)
+
+    def tell(self, outcome: Outcome) -> None:
+        """Report what became of a proposed schedule.
+
+        Raises
+        ------
+        ValueError
+            It was not proposed, or told before.
+        """
+        if outcome.schedule not in self._tried:
+            raise ValueError(f"{outcome.schedule} was never proposed")
+        if self._study is None:
+            return
+        trial = self._open.pop(outcome.schedule, None)
+        if trial is None:
+            raise ValueError(f"{outcome.schedule} was told before")
+        from optuna.trial import TrialState
+
+        if outcome.status is TrialStatus.ABANDONED:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        for name, value in _constraints(outcome.status).items():
+            trial.set_constraint(name, value)
+        if outcome.status is TrialStatus.PASSED:
+            self._study.tell(trial, _value(outcome))
+            return
+        if outcome.score_us is not None:
+            trial.report(math.log(outcome.score_us), step=0)
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def _take(self, schedule: Schedule, *, enqueue: bool = False) -> Schedule:
+        self._tried.add(schedule)
+        self._proposals += 1
+        if enqueue and self._study is not None:
+            self._study.enqueue_trial(schedule.as_dict())
+            trial = self._study.ask()
+            self._suggest(trial)
+            self._open[schedule] = trial
+        return schedule
+
+    def _suggest(self, trial: optuna.trial.Trial) -> dict[str, Value]:
+        """Draw the active parameters only, parents first."""
+        values: dict[str, Value] = {}
+        for p in self._parameters:
+            if p.active(values):
+                chosen = trial.suggest_categorical(p.name, p.choices)
+                assert isinstance(chosen, int | str)
+                values[p.name] = chosen
+        return values
+
+    def _forget(self, trial: optuna.trial.Trial) -> None:
+        """End a draw that is never run, so that the sampler learns nothing from it."""
+        from optuna.trial import TrialState
+
+        assert self._study is not None
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    def _new_sampler(self, attempt: int) -> optuna.samplers.BaseSampler:
+        from optuna.samplers import RandomSampler, TPESampler
+
+        text = f"{self._seed}:{self._proposals}:{attempt}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        if self._sampler == "random":
+            return RandomSampler(seed=seed)
+        # Not multivariate: children of unchosen parents are absent from most
+        # trials, and independent estimators use every trial that has the knob.
+        return TPESampler(seed=seed, n_startup_trials=8, constant_liar=True)
+
+    def _restore(self, outcome: Outcome) -> None:
+        if outcome.status is TrialStatus.ABANDONED:
+            return
+        self._tried.add(outcome.schedule)
+        self._proposals += 1
+        if self._study is None:
+            return
+        from optuna.distributions import CategoricalDistribution
+        from optuna.trial import TrialState, create_trial
+
+        choices = {p.name: p.choices for p in self._parameters}
+        passed = outcome.status is TrialStatus.PASSED
+        known = not passed and outcome.score_us is not None
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE if passed else TrialState.PRUNED,
+                value=_value(outcome) if passed else None,
+                params=outcome.schedule.as_dict(),
+                distributions={
+                    name: CategoricalDistribution(choices[name])
+                    for name in outcome.schedule.as_dict()
+                },
+                intermediate_values={0: _value(outcome)} if known else {},
+                constraints=_constraints(outcome.status),
+            )
+        )
+
+
+def _new_study() -> optuna.Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction="minimize")
+
+
+def _value(outcome: Outcome) -> float:
+    """Logarithm of the score: a gain of a tenth counts the same at every size."""
+    if outcome.score_us is None:
+        raise ValueError(f"{outcome.schedule} passed without a score")
+    return math.log(outcome.score_us)
+
+
+def _constraints(status: TrialStatus) -> dict[str, float]:
+    violated = _CONSTRAINT.get(status)
+    return {name: float(name == violated) for name in ("budget", "gate", "runs")}
+
+
+def _distance(schedule: Schedule, values: Mapping[str, Value]) -> int:
+    """Knobs in which a schedule differs from ``values``."""
+    own = schedule.as_dict()
+    return sum(own.get(name) != values.get(name) for name in {*own, *values})

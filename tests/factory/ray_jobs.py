@@ -1,0 +1,80 @@
+"""Jobs that the actors of a test cluster open; imported there by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from fake_device import FakeJob
+from toy_scale import ToyRunnable
+
+import candidates
+import operations
+from candidates import Baseline
+from factory import device
+from factory.device.simulated import SimulatedDevice
+from factory.stages.base import HarnessError
+from leaderboard.records import StageStatus
+
+
+def fake_job(context, **options):
+    return FakeJob(number=os.getpid(), **options)
+
+
+def fake_opening_once_badly(context, *, mark):
+    """Opens, then fails once: a GPU whose last owner has not let go yet."""
+    with open(mark, "a") as file:
+        file.write(".")
+    if os.path.getsize(mark) == 2:
+        raise HarnessError("out of memory: the dead one has not let go yet")
+    return FakeJob(number=os.getpid(), stage_s=0.3)
+
+
+class SecondThoughts(FakeJob):
+    """Rejects at its gate what the job before it let pass."""
+
+    def gate(self, handle):
+        result = super().gate(handle)
+        return replace(result, status=StageStatus.REJECTED, reason="y off")
+
+
+def fake_with_second_thoughts(context, *, mark):
+    with open(mark, "a") as file:
+        file.write(".")
+    kind = FakeJob if os.path.getsize(mark) == 1 else SecondThoughts
+    return kind(number=os.getpid(), stage_s=0.3)
+
+
+def fake_without_the_second_gpu(context):
+    if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
+        raise HarnessError("no sm90 GPU is visible")
+    return FakeJob(number=os.getpid(), stage_s=0.1)
+
+
+class Steady(Baseline):
+    """A control that every job times: without one, jobs cannot be compared."""
+
+    name = "steady"
+    operation = "toy_scale"
+    input_form = "activated"
+
+    def missing(self) -> str | None:
+        return None
+
+    def version(self) -> str:
+        return "steady 1"
+
+    def load(self, workload, raw):
+        return ToyRunnable(20.0, 1.0)
+
+
+def simulated(context):
+    return device.open_job(
+        operations.get("toy_scale"),
+        candidates.get("toy_scale"),
+        seed=context.seed,
+        limits=device.Limits(load_s=60, gate_s=30, screen_s=30, time_s=30),
+        log_dir=context.log_dir,
+        baselines=(Steady(),),
+        device=SimulatedDevice(),
+    )

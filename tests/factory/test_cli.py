@@ -1,0 +1,389 @@
+"""The command: exit codes, one-line errors, JSON shapes, and what importing it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from factory.cli import _run
+from leaderboard import open_store
+
+TOY = """\
+name = "toy"
+operation = "toy_scale"
+space = "six"
+sampler = "grid"
+[executor]
+workers = 1
+"""
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty working directory; returns (code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.toml").write_text(TOY)
+
+    def run(*argv):
+        code = _run([str(a) for a in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def one_line(err):
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+# -- what goes wrong ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["launch", "nothing"], "unknown campaign 'nothing'"),
+        (["launch", "kda_prefil"], "did you mean 'kda_prefill'?"),
+        (["launch", "toy.toml", "--budget", "-1"], "budget should be greater than or equal to 1"),
+        (["launch", "toy.toml", "--budget", "x"], "'x' is not a valid integer"),
+        (["launch", "toy.toml", "--clock", "sundial"], "'sundial' is not one of"),
+        (["launch", "toy.toml", "--db", "nonsense"], "'nonsense' is not a database URL"),
+        (["launch", "toy.toml", "--db", "sqlite:////no/such/folder/x.db"], "does not exist"),
+        (["launch", "toy.toml", "--db", "mysql://a/b"], "unsupported database 'mysql'"),
+        (["launch", "toy.toml", "--resume"], "nothing to resume"),
+        (["launch", "missing.toml"], "missing.toml: No such file or directory"),
+        (["launch"], "Missing argument 'CAMPAIGN'"),
+        (["launch", "toy.toml", "--budgit", "3"], "Did you mean '--budget'?"),
+        (["show", "99"], "no trial 99"),
+        (["show", "ninety"], "no trial ninety"),
+        (["status", "nobody"], "no campaign 'nobody'"),
+        (["leaderboard", "--db", "sqlite:///absent.db"], "there is no database at absent.db"),
+        (["leaderboard", "--campaign", "nobody"], "no campaign 'nobody'"),
+        (["leaderboard", "import", "absent.jsonl"], "'absent.jsonl' does not exist"),
+        (["operations", "kda_prefix"], "did you mean 'kda_prefill'?"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(factory, argv, said):
+    code, out, err = factory(*argv)
+    assert code == 2
+    assert said in one_line(err)
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TOY.replace("space", "spice"), "toy.toml: unknown key 'spice'; did you mean 'space'?"),
+        (TOY.replace('"six"', "6"), "toy.toml: space should be a valid string, not 6 (int)"),
+        (TOY.replace('"six"', '"sixx"'), "has no space 'sixx'; did you mean 'six'?"),
+        (
+            'name = "a"\noperation = "kda_prefill"\ncontrols = ["flashkd"]\n',
+            "has no baseline 'flashkd'; did you mean 'flashkda'?",
+        ),
+        ('name = "a"\noperation = "kda_prefill"\ncontrols = "torch"\n', "controls should be"),
+        (TOY.replace("toy_scale", "toy_scales"), "did you mean 'toy_scale'?"),
+    ],
+)
+def test_a_wrong_campaign_file_is_one_line_and_exit_code_2(factory, tmp_path, text, said):
+    (tmp_path / "toy.toml").write_text(text)
+    code, _, err = factory("launch", "toy.toml")
+    assert code == 2
+    assert said in one_line(err)
+    assert not list(tmp_path.glob("factory-runs/*"))
+
+
+def test_a_measured_clock_without_a_gpu_is_exit_code_3(factory, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, _, err = factory("launch", "toy.toml", "--clock", "gpu")
+    assert code == 3
+    assert "needs an sm90 GPU" in one_line(err)
+
+
+def test_a_missing_toolchain_is_exit_code_3_and_resumable(factory, tmp_path):
+    (tmp_path / "toy.toml").write_text(TOY.replace('"six"', '"no_dsl"'))
+    code, _, err = factory("launch", "toy.toml")
+    assert code == 3
+    assert "nvidia-cutlass-dsl is not installed" in err.strip().splitlines()[-1]
+    code, _, err = factory("launch", "toy.toml")
+    assert code == 2
+    assert "unfinished" in one_line(err)
+
+
+def test_nothing_passed_is_exit_code_1(factory, tmp_path):
+    (tmp_path / "toy.toml").write_text(TOY.replace('"six"', '"wrong"'))
+    code, out, _ = factory("launch", "toy.toml")
+    assert code == 1
+    assert "2 trials, 0 passed" in out
+
+
+def test_an_unwritable_log_folder_is_named(factory, tmp_path):
+    (tmp_path / "factory-runs").write_text("a file")
+    code, _, err = factory("launch", "toy.toml")
+    assert code == 2
+    assert "cannot write logs to factory-runs" in err.strip().splitlines()[-1]
+
+
+def test_debug_keeps_the_traceback(factory, monkeypatch):
+    monkeypatch.setenv("FACTORY_DEBUG", "0")
+    assert "Traceback" not in factory("launch", "nothing")[2]
+    assert "Traceback" in factory("--debug", "launch", "nothing")[2]
+
+
+# -- what goes right ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished toy campaign: folder, output of the launch."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "toy.toml").write_text(TOY)
+    command = [sys.executable, "-c", "from factory.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "launch", "toy.toml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture
+def inside(finished, factory, monkeypatch):
+    monkeypatch.chdir(finished[0])
+    return factory
+
+
+def test_launch_ranks_and_names_the_rejected_with_reasons(finished):
+    _, done = finished
+    table = done.stdout.split("not ranked")
+    assert table[0].index("block=3") < table[0].index("block=2") < table[0].index("block=1")
+    assert "24 non-finite of 24 (largest exponent 103 > 88)" in table[1]
+    assert "wants 300 KiB of 227" in table[1]
+    assert "6 trials, 3 passed" in done.stdout
+
+
+def test_progress_in_a_pipe_is_one_plain_line_an_event(finished):
+    lines = finished[1].stderr.splitlines()
+    assert lines[0].startswith("campaign toy-")
+    assert "stages validate > emulate > compile" in lines[0]
+    assert len(lines) == 7
+    assert {line.split("]")[0] for line in lines[1:]} == {f"[{n}/6" for n in range(1, 7)}
+    assert "\x1b" not in finished[1].stderr
+
+
+def test_each_trial_has_a_log_that_show_names(inside, finished):
+    for trial in range(1, 7):
+        code, out, _ = inside("show", trial, "--json")
+        shown = json.loads(out)
+        assert (code, shown["id"]) == (0, trial)
+        path = finished[0] / shown["log_path"]
+        if shown["status"] != "infeasible":
+            assert "== emulate" in path.read_text()
+        assert shown["log_path"] in inside("show", trial)[1]
+
+
+def test_show_prints_the_errors_of_each_regime(inside):
+    _, out, _ = inside("leaderboard", "--json")
+    best = json.loads(out)[0]["id"]
+    shown = inside("show", best)[1]
+    assert "out of contract" in shown
+    assert "declared for gates down to -5.5" in shown
+
+
+def test_leaderboard_json_has_ids_and_filters(inside):
+    rows = json.loads(inside("leaderboard", "--json")[1])
+    assert [r["rank"] for r in rows] == [1, 2, 3]
+    assert all(isinstance(r["id"], int) for r in rows)
+    assert len(json.loads(inside("leaderboard", "--json", "--limit", 2)[1])) == 2
+    assert json.loads(inside("leaderboard", "--json", "--clock", "gpu")[1]) == []
+    assert json.loads(inside("leaderboard", "--json", "--operation", "kda_prefill")[1]) == []
+    assert len(json.loads(inside("leaderboard", "--json", "--campaign", "toy")[1])) == 3
+
+
+def test_rejected_are_listed_with_reasons(inside):
+    rows = json.loads(inside("leaderboard", "--rejected", "--json")[1])
+    assert {r["schedule_key"] for r in rows} == {"kind=offset", "kind=overflow", "kind=greedy"}
+    assert all(r["reason"] and r["id"] for r in rows)
+    assert "max error 1.00e-01" in inside("leaderboard", "--rejected")[1]
+
+
+def test_status_lists_and_shows(inside):
+    rows = json.loads(inside("status", "--json")[1])
+    assert [(r["name"], r["status"], r["finished"]) for r in rows] == [("toy", "finished", 6)]
+    one = json.loads(inside("status", "toy", "--json")[1])
+    assert one["id"] == rows[0]["id"]
+    assert [s["stage"] for s in one["stages"]] == ["validate", "emulate", "compile"]
+    assert "6/6" in inside("status")[1]
+    assert "1 infeasible" in inside("status", "toy")[1]
+
+
+def test_export_and_import_carry_everything(inside, tmp_path):
+    file, copy = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/copy.db"
+    assert inside("leaderboard", "export", "-o", file)[0] == 0
+    code, out, _ = inside("leaderboard", "import", file, "--db", copy, "--json")
+    assert (code, json.loads(out)["added"]["trial"]) == (0, 6)
+    code, out, _ = inside("leaderboard", "import", file, "--db", copy)
+    assert "nothing new" in out
+    ours = json.loads(inside("leaderboard", "--json")[1])
+    theirs = json.loads(inside("leaderboard", "--json", "--db", copy)[1])
+    assert [r["uid"] for r in ours] == [r["uid"] for r in theirs]
+
+
+def test_reading_commands_create_no_database(factory, tmp_path):
+    for argv in (["leaderboard"], ["status"], ["launch", "toy.toml", "--dry-run"]):
+        assert factory(*argv)[0] == 0
+    assert not list(tmp_path.glob("*.db"))
+
+
+def test_a_dry_run_counts_the_space_and_runs_nothing(factory, tmp_path):
+    code, out, _ = factory("launch", "toy.toml", "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["offered"], found["target"], found["infeasible"]) == (6, 6, 1)
+    assert found["combinations"] == 10 + 40
+    assert found["cases"] == 4 * 2
+    assert found["estimate_s"] is None
+    assert not (tmp_path / "factory-runs").exists()
+
+
+def test_a_dry_run_estimates_from_earlier_campaigns(inside):
+    found = json.loads(inside("launch", "toy.toml", "--dry-run", "--json")[1])
+    assert 0 < found["estimate_s"] < 60
+
+
+def test_print_config_is_a_campaign_file(factory, tmp_path):
+    code, out, _ = factory("launch", "toy.toml", "--seed", 7, "--print-config")
+    assert code == 0
+    (tmp_path / "again.toml").write_text(out)
+    assert factory("launch", "again.toml", "--print-config")[1] == out
+    assert "seed = 7" in out
+
+
+def test_a_new_campaign_may_follow_a_finished_one(inside):
+    code, out, _ = inside("launch", "toy.toml", "--json", "--budget", 1)
+    assert (code, json.loads(out)["finished"]) == (0, 1)
+
+
+def test_operations_are_listed_with_regimes_and_spaces(factory):
+    rows = json.loads(factory("operations", "--json")[1])
+    assert [r["id"] for r in rows] == ["kda_prefill", "toy_scale"]
+    one = json.loads(factory("operations", "toy_scale", "--json")[1])
+    assert {r["id"]: r["role"] for r in one["regimes"]}["mild"] == "mild"
+    text = factory("operations", "toy_scale")[1]
+    assert "space six: 6 schedules offered" in text
+
+
+def test_doctor_names_package_version_and_fix(factory, monkeypatch):
+    from factory import doctor
+
+    real = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: None if "cutlass" in name else real(name))
+    code, out, _ = factory("doctor", "--json")
+    found = {f["id"]: f for f in json.loads(out)}
+    assert code == 3
+    dsl = found["nvidia-cutlass-dsl"]
+    assert (dsl["status"], dsl["found"]) == ("fault", "not installed")
+    assert "pip install 'nvidia-cutlass-dsl[cu13]" in dsl["fix"]
+    assert found["torch"]["status"] == "ok"
+
+
+def test_doctor_tells_a_wrong_cuda_flavour(factory, monkeypatch):
+    from factory import doctor
+
+    real = doctor.installed
+    flavours = {"nvidia-cutlass-dsl-libs-cu12": "4.8.1", "nvidia-cutlass-dsl-libs-cu13": None}
+    monkeypatch.setattr(doctor, "installed", lambda name: flavours.get(name, real(name)))
+    code, out, _ = factory("doctor", "--json")
+    found = {f["id"]: f for f in json.loads(out)}["nvidia-cutlass-dsl CUDA flavour"]
+    assert code == 3
+    assert (found["status"], found["found"]) == ("fault", "cu12 only")
+    assert "--force-reinstall" in found["fix"]
+
+
+# -- what importing costs -------------------------------------------------------------
+
+_HEAVY = "torch ray cutlass optuna sqlalchemy numpy pydantic rich alembic"
+
+_PROBE = """
+import sys
+from factory.cli import _run
+code = _run(["--help"])
+print(code, sorted(set("{heavy}".split()) & set(sys.modules)))
+"""
+
+
+def test_help_imports_nothing_heavy_and_is_quick():
+    probe = _PROBE.format(heavy=_HEAVY)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        )
+        seconds.append(time.perf_counter() - start)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert min(seconds) < 0.3
+
+
+_WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from factory.cli import _run
+sys.exit(_run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["operations"],
+        ["operations", "kda_prefill"],
+        ["leaderboard"],
+        ["status"],
+        ["doctor"],
+        ["launch", "kda_prefill", "--dry-run"],
+        ["launch", "kda_prefill", "--print-config"],
+        ["launch", "emulate.toml"],
+    ],
+)
+def test_all_that_needs_no_kernel_works_without_the_dsl_and_ray(tmp_path, argv):
+    (tmp_path / "emulate.toml").write_text('stop_after = "emulate"\n' + TOY)
+    script = _WITHOUT.format(absent={"cutlass", "ray", "tvm_ffi", "cuda"})
+    done = subprocess.run(
+        [sys.executable, "-c", script, *argv],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if argv == ["doctor"]:
+        assert done.returncode == 3
+        assert "'cutlass' is not importable" in done.stdout
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+def test_results_are_stored_where_db_says(factory, tmp_path):
+    url = f"sqlite:///{tmp_path}/elsewhere.db"
+    assert factory("launch", "toy.toml", "--db", url, "--budget", 1)[0] == 0
+    assert not (tmp_path / "factory.db").exists()
+    with open_store(url, read_only=True) as store:
+        assert store.get_campaign("toy").budget == 1

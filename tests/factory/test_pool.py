@@ -1,0 +1,121 @@
+"""Worker processes: verdicts come back, and a dying or hanging task harms only itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import candidates
+from factory.executors.base import (
+    HarnessFault,
+    Limits,
+    StageFinished,
+    Task,
+    TaskLost,
+    WorkerContext,
+)
+from factory.executors.inline import InlineExecutor
+from leaderboard.records import StageStatus
+
+FAMILY = candidates.get("toy_scale")
+
+
+def toy(kind: str, **values):
+    return FAMILY.schedule({"kind": kind, **values})
+
+
+@pytest.fixture
+def make(tmp_path):
+    opened = []
+
+    def build(workers=1, operation="toy_scale", **limits) -> InlineExecutor:
+        context = WorkerContext("c", operation, 0, Limits(**limits), str(tmp_path))
+        opened.append(InlineExecutor(context, workers=workers))
+        return opened[-1]
+
+    yield build
+    for executor in opened:
+        executor.close(cancel=True)
+
+
+def run(executor, tasks, seconds=60):
+    for task in tasks:
+        executor.submit(task)
+    events, end = [], time.monotonic() + seconds
+    while len(events) < len(tasks) and time.monotonic() < end:
+        events += executor.poll(0.5)
+    return {e.trial_id: e for e in events}
+
+
+def task(tmp_path, number, schedule, stage="emulate"):
+    return Task(number, stage, schedule, str(tmp_path / f"{number}.log"))
+
+
+def test_verdicts_and_logs_come_back(make, tmp_path):
+    tasks = [
+        task(tmp_path, 1, toy("exact", block=1)),
+        task(tmp_path, 2, toy("offset")),
+        task(tmp_path, 3, toy("exact", block=1), "compile"),
+        task(tmp_path, 4, toy("raises")),
+    ]
+    events = run(make(workers=2), tasks)
+    assert all(isinstance(e, StageFinished) for e in events.values()), events
+    statuses = [events[n].result.status for n in (1, 2, 3, 4)]
+    assert statuses == [
+        StageStatus.PASSED,
+        StageStatus.REJECTED,
+        StageStatus.PASSED,
+        StageStatus.CRASHED,
+    ]
+    log = (tmp_path / "4.log").read_text()
+    assert log.startswith("== emulate: kind=raises")
+    assert "RuntimeError: made to raise" in log
+
+
+def test_a_dying_task_is_lost_and_the_next_one_is_served(make, tmp_path):
+    tasks = [task(tmp_path, 1, toy("dies")), task(tmp_path, 2, toy("exact", block=1))]
+    events = run(make(workers=1), tasks)
+    assert isinstance(events[1], TaskLost)
+    assert (events[1].kind, events[1].reason) == ("crashed", "worker died of SIGKILL in emulate")
+    assert events[2].result.status is StageStatus.PASSED
+
+
+def test_a_hanging_task_is_ended_at_its_limit(make, tmp_path):
+    tasks = [task(tmp_path, 1, toy("hangs")), task(tmp_path, 2, toy("exact", block=1))]
+    start = time.monotonic()
+    events = run(make(workers=1, emulate_s=1.0), tasks)
+    assert time.monotonic() - start < 30
+    assert isinstance(events[1], TaskLost)
+    assert events[1].kind == "timeout"
+    assert events[1].reason == "emulate took longer than its limit of 1 s"
+    assert events[2].result.status is StageStatus.PASSED
+
+
+def test_compile_time_does_not_count_against_the_emulation_limit(make, tmp_path):
+    limits = Limits(emulate_s=1.0, compile_s=60.0)
+    assert (limits.of("emulate"), limits.of("compile")) == (1.0, 60.0)
+
+
+def test_a_broken_toolchain_is_a_fault_and_no_verdict(make, tmp_path):
+    events = run(make(), [task(tmp_path, 1, toy("no_dsl"), "compile")])
+    assert isinstance(events[1], HarnessFault)
+    assert "nvidia-cutlass-dsl is not installed" in events[1].message
+
+
+def test_a_worker_that_cannot_start_is_reported(make, tmp_path):
+    executor = make(operation="nothing_of_the_kind")
+    executor.submit(task(tmp_path, 1, toy("exact", block=1)))
+    events, end = [], time.monotonic() + 60
+    while not events and time.monotonic() < end:
+        events += executor.poll(0.5)
+    assert isinstance(events[0], HarnessFault)
+    assert "unknown operation 'nothing_of_the_kind'" in events[0].message
+
+
+def test_closing_without_cancel_finishes_what_is_queued(make, tmp_path):
+    executor = make(workers=1)
+    for n in range(3):
+        executor.submit(task(tmp_path, n, toy("exact", block=1)))
+    assert sorted(e.trial_id for e in executor.close()) == [0, 1, 2]
+    assert executor.close() == []
