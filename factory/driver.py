@@ -340,12 +340,21 @@ class Driver:
 
     def _finals_finished(self, event: FinalsFinished) -> None:
         for trial_id, result in event.results.items():
-            if result.status is StageStatus.PASSED:
-                self.store.add_measurements(
-                    [m.model_copy(update={"trial_id": trial_id}) for m in result.measurements]
-                )
-            else:
+            trial = self.store.record_finals(
+                trial_id,
+                StageRecord(
+                    stage="finals",
+                    status=result.status,
+                    reason=result.reason,
+                    seconds=0.0,
+                    details=dict(result.details),
+                ),
+                errors=result.errors,
+                measurements=result.measurements,
+            )
+            if result.status is not StageStatus.PASSED:
                 self.view.note(f"finals: trial {trial_id} {result.status}: {result.reason}")
+                self.tally.withdraw(trial)
         if event.order:
             first = event.order[0]
             self.view.note(

@@ -85,6 +85,15 @@ class Tally:
             return True
         return False
 
+    def withdraw(self, trial: TrialRecord) -> None:
+        """A trial that had passed failed as a finalist."""
+        self.passed -= 1
+        self.verdicts[TrialStatus.PASSED.value] -= 1
+        self.verdicts[trial.status.value] += 1
+        self.reasons[f"{trial.status.value}: {reason_class(trial.reason)}"] += 1
+        if self.best is not None and self.best.trial_id == trial.id:
+            self.best = None
+
     @property
     def elapsed_s(self) -> float:
         """Seconds since this launch began."""

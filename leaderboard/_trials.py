@@ -197,6 +197,66 @@ class TrialStore(BaseStore):
             session.flush()
             return record
 
+    def record_finals(
+        self,
+        trial_id: int,
+        stage: StageRecord,
+        *,
+        errors: Sequence[ErrorRecord] = (),
+        measurements: Sequence[MeasurementRecord] = (),
+    ) -> TrialRecord:
+        """Record how a passed trial fared as a finalist.
+
+        One that was wrong on a held-out workload, crashed or ran out of time
+        there is passed no more: it takes that verdict and loses its score.
+        Finals that are run again replace what was recorded of the earlier ones.
+
+        Raises
+        ------
+        StoreError
+            If the trial has not passed, or a failed stage carries times.
+        """
+        if measurements and stage.status is not StageStatus.PASSED:
+            raise StoreError(f"stage {stage.stage} is {stage.status}: it carries no time")
+        with self.writing() as session:
+            row = trial_by_id(session, trial_id)
+            self._renew(session, row.campaign_id)
+            if row.status != TrialStatus.PASSED.value:
+                raise StoreError(f"trial {trial_id} is {row.status}: it cannot be a finalist")
+            for model in (StageRow, ErrorRow):
+                session.execute(
+                    sa.delete(model).where(model.trial_id == trial_id, model.stage == stage.stage)
+                )
+            position = session.scalar(
+                sa.select(sa.func.count()).where(StageRow.trial_id == trial_id)
+            )
+            session.add(
+                StageRow(
+                    trial_id=trial_id,
+                    position=position,
+                    **{**stage.model_dump(), "status": stage.status.value},
+                )
+            )
+            if errors:
+                session.execute(
+                    sa.insert(ErrorRow),
+                    [
+                        _rows.error_values(trial_id, e.model_copy(update={"stage": stage.stage}))
+                        for e in errors
+                    ],
+                )
+            for job_id in sorted({m.job_id for m in measurements}):
+                self._open(session, job_id)
+            insert_measurements(
+                session, [m.model_copy(update={"trial_id": trial_id}) for m in measurements]
+            )
+            if stage.status is not StageStatus.PASSED:
+                row.status = TrialStatus(stage.status.value).value
+                row.stage, row.reason = stage.stage, stage.reason
+                row.clock = row.score_us = row.slow_us = None
+            session.flush()
+            return _rows.trial_record(row)
+
     def abandon_open_trials(self, campaign_id: str, reason: str = "interrupted") -> int:
         """Close every running trial of the campaign as abandoned; returns how many.
 

@@ -153,7 +153,7 @@ class JobRecord(_Record):
 
 class StageRecord(_Record):
     stage: str
-    """validate, emulate, compile, gate, screen or time."""
+    """validate, emulate, compile, gate, screen or time; finals for a finalist."""
     status: StageStatus
     reason: str = ""
     """One line with the numbers, empty when passed."""

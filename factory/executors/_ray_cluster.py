@@ -108,11 +108,11 @@ def start(*, workers: int, measured: bool, most_ahead: int, gpus: int | None = N
     ray = import_ray()
     if ray.is_initialized():
         return _describe(ray, None, most_ahead, owned=False)
-    visible = tuple(g.uuid for g in sm90_gpus()) if measured and gpus is None else ()
-    count = len(visible) if gpus is None else gpus
+    found = [g.uuid for g in sm90_gpus()] if measured else []
+    count = len(found) if gpus is None else gpus
     environment = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if visible:  # only the Hopper ones, by names that no numbering can confuse
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    if found and count <= len(found):  # the Hopper ones, by names that no numbering can confuse
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(found[:count])
     try:
         with _environment(environment):
             ray.init(

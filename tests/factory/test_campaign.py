@@ -300,19 +300,20 @@ def test_a_measured_campaign_goes_on_through_gate_screen_and_time(go, store):
     trials = by_schedule(store, done.campaign.id)
     assert trials["kind=exact block=1"].status is TrialStatus.REJECTED
     assert trials["kind=exact block=2"].status is TrialStatus.SLOW
-    third = trials["kind=exact block=3"]
-    assert [s.stage for s in third.stages] == list(Funnel.of(Clock.GPU, "compile").stages)
-    assert (third.score_us, third.slow_us, third.job_id) == (60.0, 120.0, "job-0")
-    assert {m.trial_id for m in third.measurements} == {third.id}
+    fifth = trials["kind=exact block=5"]  # a finalist
+    stages = [*Funnel.of(Clock.GPU, "compile").stages, "finals"]
+    assert [s.stage for s in fifth.stages] == stages
+    assert (fifth.score_us, fifth.slow_us, fifth.job_id) == (100.0, 200.0, "job-0")
+    assert {m.trial_id for m in fifth.measurements} == {fifth.id}
     rows = ranked(store, campaign_id=done.campaign.id, clock=Clock.GPU)
-    assert [r.schedule["block"] for r in rows] == [3, 4, 5, 6, 7, 8]
+    assert [r.schedule["block"] for r in rows] == [4, 5, 6, 7, 8]  # 3 failed in the finals
     assert {r.gpu for r in rows} == {"FAKE H200"}
     assert {r.control for r in rows} == {"torch"}
-    assert len(rejected(store, campaign_id=done.campaign.id)) == 2
+    assert len(rejected(store, campaign_id=done.campaign.id)) == 3
 
 
 def test_candidates_are_prepared_ahead_and_all_released(go):
-    job = FakeJob(stage_s=0.01)
+    job = FakeJob(stage_s=0.15)  # slower than the CPU stages, on a busy machine too
     go(space="many", budget=8, clock="gpu", sampler="grid", job=job)
     assert 2 <= job.most_prepared <= 3
     first_time = job.calls.index("time kind=exact block=3")
@@ -326,6 +327,11 @@ def test_finals_meet_the_best_three_and_name_a_winner(go, store):
     # Block 3 is the fastest of the search and wrong on a held-out shape.
     assert [f.schedule_key for f in placed] == ["kind=exact block=4", "kind=exact block=5"]
     assert winner(store, done.campaign.id).schedule_key == "kind=exact block=4"
+    wrong = next(
+        t for t in store.load_trials(done.campaign.id) if t.schedule_key == "kind=exact block=3"
+    )
+    assert (wrong.status, wrong.stage) == (TrialStatus.REJECTED, "finals")
+    assert (wrong.reason, wrong.score_us) == ("held out 17: y off", None)
 
 
 def test_the_job_is_closed_with_its_drift_and_controls(go, store):
