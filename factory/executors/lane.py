@@ -7,7 +7,6 @@ turn are prepared (child process started, kernel compiled) ahead of it.
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections import deque
@@ -102,8 +101,7 @@ def opener(context: WorkerContext, on_event: Callable[[str, str], None] | None =
                 for baseline in candidates.baselines(context.operation)
                 if context.controls is None or baseline.name in context.controls
             ],
-            # Fresh, so that no candidate can be made for its inputs; the job's record keeps it.
-            seed=secrets.randbelow(2**31),
+            seed=None,  # drawn by the job and kept in its record: none can be prepared for
             limits=replace(device.Limits(), **dict[str, Any](context.device)),
             log_dir=context.log_dir,
             on_event=on_event,

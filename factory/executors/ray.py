@@ -410,6 +410,10 @@ class RayExecutor:
 
     def _close_gpus(self, *, cancel: bool) -> list[Event]:
         events: list[Event] = []
+        for gpu in self._gpus:
+            if gpu.actor is not None and gpu.job is None:  # it has nothing to say yet
+                self._ray.kill(gpu.actor)
+                gpu.actor = gpu.poll = None
         live = [g for g in self._gpus if g.actor is not None]
         for gpu in live:
             gpu.actor.close.remote(cancel=cancel)

@@ -116,11 +116,18 @@ class LoadedSchedule:
     Parameters
     ----------
     config : Config
+
+    Attributes
+    ----------
+    kernel_names : tuple of str
+    chunk_tokens : int
+        Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.kernel_names = kernel_names(config.segments)
+        self.chunk_tokens = config.bt
 
     def bind(self, inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
         """Check fixed tensors once and return the call on them.
