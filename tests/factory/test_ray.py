@@ -122,23 +122,26 @@ main()
 """
 
 
-@pytest.mark.parametrize(("executor", "code"), [("ray", 3), ("inline", 0)])
-def test_only_the_ray_executor_needs_ray(tmp_path, executor, code):
+def test_a_missing_ray_is_one_line_with_the_fix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    with pytest.raises(MachineError) as caught:
+        RayExecutor(WorkerContext("c", "toy_scale", 0, Limits(), "logs"))
+    assert str(caught.value).startswith("executor 'ray' needs ray, and it does not import")
+    assert "pip install 'ray>=2.50', or use --executor inline" in str(caught.value)
+
+
+def test_a_campaign_on_the_inline_executor_needs_no_ray(tmp_path):
     (tmp_path / "one.toml").write_text(
         'name = "one"\noperation = "toy_scale"\nspace = "many"\nbudget = 1\n'
         "[executor]\nworkers = 1\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", ABSENT, "launch", "one.toml", "--executor", executor],
+        [sys.executable, "-c", ABSENT, "launch", "one.toml"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
-    if code:
-        assert "executor 'ray' needs ray" in done.stderr
-        assert "--executor inline" in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode == 0, done.stderr
 
 
 # -- on one cluster of this machine ----------------------------------------------------
@@ -151,6 +154,7 @@ def cluster(tmp_path_factory):
         small = partial(_ray_cluster.plasma_directory, free=SIXTY_FOUR_MB)
         patch.setattr(_ray_cluster, "plasma_directory", small)
         patch.setattr(_ray_cluster, "cpu_count", lambda: 2)
+        patch.setattr(_ray_cluster, "sm90_gpus", lambda: ())
         patch.setenv("RAY_AUTH_MODE", "")  # Ray sets it and leaves it set: undone at the end
         patch.delenv("RAY_AUTH_MODE")
         mark = tmp_path_factory.mktemp("toy") / "died"
@@ -461,6 +465,7 @@ def check_measured(concluded, jobs):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_quickstart_concludes_what_inline_concludes(cluster, tmp_path):
     concluded, _ = both(
         tmp_path,
