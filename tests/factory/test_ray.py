@@ -148,7 +148,7 @@ def test_a_campaign_on_the_inline_executor_needs_no_ray(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Two CPUs, two GPUs that are only counted, and no room in /dev/shm."""
     with pytest.MonkeyPatch.context() as patch:
         small = partial(_ray_cluster.plasma_directory, free=SIXTY_FOUR_MB)
@@ -157,8 +157,6 @@ def cluster(tmp_path_factory):
         patch.setattr(_ray_cluster, "sm90_gpus", lambda: ())
         patch.setenv("RAY_AUTH_MODE", "")  # Ray sets it and leaves it set: undone at the end
         patch.delenv("RAY_AUTH_MODE")
-        mark = tmp_path_factory.mktemp("toy") / "died"
-        patch.setenv("TOY_MARK", str(mark))
         here = str(Path(__file__).parent)  # for the workers to find ray_jobs
         patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ["PYTHONPATH"]]))
         started = _ray_cluster.start(workers=2, measured=True, most_ahead=4, gpus=2)
