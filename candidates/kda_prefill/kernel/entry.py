@@ -142,6 +142,8 @@ def compiled(config: Config | FusedConfig, with_state: bool) -> Callable[..., No
     from . import host  # imports the DSL: only what launches needs it
 
     if isinstance(config, FusedConfig):
+        if config.waves != 1:  # a number at the launch: one function serves all
+            return compiled(replace(config, waves=1), with_state)
         return host.compile_fused(config, with_state)
     return host.compile_call(config, with_state)
 
@@ -181,7 +183,7 @@ def prepare(
         return _without_rows
     if isinstance(config, FusedConfig):
         sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-        function = compiled(replace(config, waves=1), initial_state is not None)
+        function = compiled(config, initial_state is not None)
         return functools.partial(_enqueue_fused, function, pieces_of(config.waves, N, H, sms))
     function = compiled(config, initial_state is not None)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
