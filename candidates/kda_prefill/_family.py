@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class KdaPrefillFamily(Family):
-    """Chunked KDA prefill in two kernels, by chunk length, anchor, segments and value rows.
+    """Chunked KDA prefill, in two kernels or fused into one.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class KdaPrefillFamily(Family):
     parameters = space.PARAMETERS
 
     def presets(self) -> tuple[str, ...]:
-        """``kda_prefill`` (all that is offered) and ``quickstart`` (one of each kind)."""
+        """``kda_prefill`` (all split forms), ``quickstart`` (one of each kind), ``fused``."""
         return tuple(space.PRESETS)
 
     def offered(self, preset: str) -> tuple[Schedule, ...]:
@@ -52,12 +52,20 @@ class KdaPrefillFamily(Family):
 
     def emulate(self, schedule: Schedule, inputs: Inputs) -> dict[str, torch.Tensor]:
         """See :func:`candidates.kda_prefill.emulate.emulate`."""
+        if space.is_fused(schedule):
+            from candidates.kda_prefill import emulate_fused
+
+            return emulate_fused.emulate(schedule, inputs)
         from candidates.kda_prefill import emulate
 
         return emulate.emulate(schedule, inputs)
 
     def largest_exponent(self, schedule: Schedule, inputs: Inputs) -> float:
         """See :func:`candidates.kda_prefill.emulate.largest_exponent`."""
+        if space.is_fused(schedule):
+            from candidates.kda_prefill import emulate_fused
+
+            return emulate_fused.largest_exponent(schedule, inputs)
         from candidates.kda_prefill import emulate
 
         return emulate.largest_exponent(schedule, inputs)

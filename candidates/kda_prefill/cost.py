@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from candidates._base import Schedule
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
 from candidates.kda_prefill.kernel.image import (
     HEAD,
     ImageLayout,
@@ -24,7 +25,12 @@ from candidates.kda_prefill.kernel.image import (
     slots,
 )
 from candidates.kda_prefill.kernel.prep_plan import TILE, Plan
-from candidates.kda_prefill.space import SHARED_MEMORY_BYTES, KdaSchedule
+from candidates.kda_prefill.space import (
+    SHARED_MEMORY_BYTES,
+    FusedSchedule,
+    KdaSchedule,
+    is_fused,
+)
 
 if TYPE_CHECKING:
     from operations import Workload
@@ -76,6 +82,10 @@ class Constants:
         bf16 multiply-adds per clock and SM through warp-level products.
     exp_per_clock, fma_per_clock : float
         Per clock and SM.
+    fused_step_us : dict of (frame, builders) to float
+        One chunk of the fused kernel in one CTA.
+    fused_cta_us : float
+        What a fused CTA costs beside its chunks: the guard, the first chunk, the state.
     """
 
     sms: int
@@ -95,6 +105,8 @@ class Constants:
     mma_per_clock: float
     exp_per_clock: float
     fma_per_clock: float
+    fused_step_us: dict[tuple[str, int], float] = field(hash=False)
+    fused_cta_us: float
 
 
 H200 = Constants(
@@ -138,6 +150,10 @@ H200 = Constants(
     mma_per_clock=1200.0,
     exp_per_clock=16.0,
     fma_per_clock=128.0,
+    # Estimates, not measured: instructions of all warps at 70% of the issue rate, or the scan of
+    # 128 rows and the decay on its path, whichever is longer.
+    fused_step_us={("middle", 3): 0.80, ("middle", 2): 0.90, ("boundary", 2): 0.90},
+    fused_cta_us=5.0,
 )
 """One H200 SXM, driver 580, CUDA 13.0."""
 
@@ -159,9 +175,11 @@ def kernel_us(
     schedule: Schedule, workload: Workload, constants: Constants = H200
 ) -> dict[str, float]:
     """Estimated time of each kernel of a call, by its name, in launch order."""
-    view = KdaSchedule.of(schedule)
     heads: int = workload.heads  # type: ignore[attr-defined]
     lengths: tuple[int, ...] = workload.lengths  # type: ignore[attr-defined]
+    if is_fused(schedule):
+        return {"kda_fused": _fused(FusedSchedule.of(schedule), heads, lengths, constants)}
+    view = KdaSchedule.of(schedule)
     times = {"kda_prep": _prep(view, heads, lengths, constants)}
     times.update(_scan(view, heads, lengths, constants))
     return times
@@ -216,6 +234,28 @@ def _prep(view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Co
     p = constants.overlap
     combined: float = (traffic**p + work**p + waiting**p) ** (1 / p)
     return constants.launch_us + combined
+
+
+# --------------------------------------------------------------------------------- FUSED
+
+
+def _fused(
+    view: FusedSchedule, heads: int, lengths: tuple[int, ...], constants: Constants
+) -> float:
+    """Pieces over the SMs, one CTA to each; at gates under which every piece may warm up."""
+    pieces = pieces_of(view.waves, len(lengths), heads, constants.sms)
+    step = constants.fused_step_us[view.frame, view.builders]
+    durations: list[float] = []
+    for length in lengths:
+        chunks = -(-length // BT)
+        parts = max(min(pieces, chunks // 2), 1)
+        for part in range(parts):
+            count = chunks * (part + 1) // parts - chunks * part // parts
+            warm = min(SHORT, chunks * part // parts)
+            durations += [constants.fused_cta_us + (count + warm) * step] * heads
+    moved = heads * (sum(lengths) * HEAD * 12 + 2 * 4 * HEAD * HEAD * len(lengths))
+    limit = moved / constants.copy_bytes_per_us
+    return constants.launch_us + max(_makespan(durations, constants.sms), limit)
 
 
 # ---------------------------------------------------------------------------------- SCAN

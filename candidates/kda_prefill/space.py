@@ -1,5 +1,9 @@
 """The schedule space of KDA prefill as data: knobs, budgets, gate bounds, what is offered.
 
+Two forms share it: ``split``, where PREP leaves images that the scan reads, and ``fused``, where
+the CTA that scans builds them itself.  :class:`KdaSchedule` and :class:`FusedSchedule` are their
+typed views.
+
 Import-light on purpose (neither torch nor the DSL): listing a space, counting it and
 judging a schedule by its budgets must cost nothing.
 """
@@ -10,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
+from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout, unroll_of
 from candidates.kda_prefill.kernel.prep_plan import Plan
 
@@ -18,26 +23,38 @@ __all__ = [
     "EXPONENT_BUDGET",
     "PARAMETERS",
     "PRESETS",
+    "FusedSchedule",
     "KdaSchedule",
     "consumer_registers",
     "exponent_steps",
     "gate_bound",
+    "is_fused",
     "offered",
     "own_bound",
     "problems",
     "ring_stages",
 ]
 
+_SPLIT = {"form": ("split",)}
+_FUSED = {"form": ("fused",)}
+
 PARAMETERS: tuple[Parameter, ...] = (
+    Parameter(
+        "form",
+        ("split", "fused"),
+        "whether a kernel of its own prepares the chunks, or the CTA that scans them",
+    ),
     Parameter(
         "bt",
         (16, 32, 64),
         "tokens per chunk: more of them make fewer serial steps and more work in each",
+        _SPLIT,
     ),
     Parameter(
         "anchor",
         ("start", "mid", "end", "halving", "pairs"),
         "which cumulative gate splits exp(b_i - b_j) into a row and a column factor",
+        _SPLIT,
     ),
     Parameter(
         "block",
@@ -55,8 +72,23 @@ PARAMETERS: tuple[Parameter, ...] = (
         "segments",
         (1, 2, 4, 8),
         "pieces of a sequence that are scanned at the same time and tied by an affine carry",
+        _SPLIT,
     ),
-    Parameter("rows", (64, 128), "rows of the transposed state (value channels) per CTA"),
+    Parameter("rows", (64, 128), "rows of the transposed state (value channels) per CTA", _SPLIT),
+    Parameter(
+        "frame",
+        ("middle", "boundary"),
+        "token at which the state is held between chunks: the middle one spares two operands, "
+        "the boundary keeps the decay off the dependent path",
+        _FUSED,
+    ),
+    Parameter("builders", (2, 3), "warpgroups that take turns at building chunks", _FUSED),
+    Parameter(
+        "waves",
+        (1, 2, 4),
+        "pieces of all sequences, in CTAs for each SM: more balance better and warm up more often",
+        _FUSED,
+    ),
 )
 
 CONTRACT_GATE = -5.0
@@ -122,6 +154,7 @@ class KdaSchedule:
     def schedule(self) -> Schedule:
         """The same point as a :class:`candidates.Schedule`."""
         values: dict[str, Value | None] = {
+            "form": "split",
             "bt": self.bt,
             "anchor": self.anchor,
             "block": self.block,
@@ -145,6 +178,54 @@ class KdaSchedule:
     def unroll(self) -> int:
         """Chunks per turn of the scan's loop."""
         return unroll_of(self.bt, self.rows)
+
+
+@dataclass(frozen=True)
+class FusedSchedule:
+    """A schedule of the fused kernel with typed fields.
+
+    Parameters
+    ----------
+    frame : str
+        ``"middle"`` or ``"boundary"``; see :class:`.kernel.fused_plan.FusedPlan`.
+    builders : int
+        Warpgroups that build chunks.
+    waves : int
+        CTAs per SM that the sequences are cut into pieces for.
+    """
+
+    frame: str
+    builders: int
+    waves: int
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> FusedSchedule:
+        """View a :class:`candidates.Schedule` of this family."""
+        return cls(str(schedule["frame"]), int(schedule["builders"]), int(schedule["waves"]))
+
+    def schedule(self) -> Schedule:
+        """The same point as a :class:`candidates.Schedule`."""
+        values: dict[str, Value] = {
+            "form": "fused",
+            "frame": self.frame,
+            "builders": self.builders,
+            "waves": self.waves,
+        }
+        return Schedule.of(PARAMETERS, values)
+
+    @property
+    def steps(self) -> int:
+        """Gates summed in the largest exponent, as :func:`exponent_steps`.
+
+        Factors are anchored at the middle of 16 tokens; in the middle frame the decay spans two
+        half chunks as one factor.
+        """
+        return BT if self.frame == "middle" else BT // 2
+
+
+def is_fused(schedule: Schedule) -> bool:
+    """Whether the schedule is one of the fused kernel."""
+    return schedule["form"] == "fused"
 
 
 # --------------------------------------------------------------------------- gate bounds
@@ -176,6 +257,8 @@ def gate_bound(schedule: Schedule) -> float | None:
     contract: 64 tokens anchored in the middle are right down to -2.5 only, declare -5 like
     everybody, and are rejected by what they return there.
     """
+    if is_fused(schedule):
+        return min(-EXPONENT_BUDGET / FusedSchedule.of(schedule).steps, CONTRACT_GATE)
     own = own_bound(KdaSchedule.of(schedule))
     return None if own is None else min(own, CONTRACT_GATE)
 
@@ -222,6 +305,8 @@ def _register_limit(rows: int) -> int:
 
 def problems(schedule: Schedule) -> tuple[str, ...]:
     """Budgets that the schedule breaks, each in one line; empty if it can be built."""
+    if is_fused(schedule):
+        return _fused_problems(FusedSchedule.of(schedule))
     view = KdaSchedule.of(schedule)
     found = []
     if view.block is not None and view.block >= view.bt:
@@ -246,6 +331,19 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
             f"{limit} are there; the state would spill"
         )
     return tuple(found)
+
+
+def _fused_problems(view: FusedSchedule) -> tuple[str, ...]:
+    try:
+        plan = FusedPlan(view.frame, view.builders)
+    except ValueError as error:
+        return (f"{error}",)
+    if plan.smem_bytes > SHARED_MEMORY_BYTES:
+        return (
+            f"frame={view.frame} builders={view.builders}: {plan.smem_bytes} bytes of shared "
+            f"memory, {SHARED_MEMORY_BYTES} are there",
+        )
+    return ()
 
 
 # ------------------------------------------------------------------------------- presets
@@ -300,7 +398,18 @@ def _quickstart() -> tuple[Schedule, ...]:
     return tuple(point.schedule() for point in points)
 
 
-PRESETS = {"kda_prefill": _full, "quickstart": _quickstart}
+def _fused() -> tuple[Schedule, ...]:
+    """The fused kernel alone, what should be fastest first."""
+    kinds = (("middle", 3), ("boundary", 2), ("middle", 2))
+    choices = {p.name: p.choices for p in PARAMETERS}
+    return tuple(
+        FusedSchedule(frame, builders, int(waves)).schedule()
+        for waves in choices["waves"]
+        for frame, builders in kinds
+    )
+
+
+PRESETS = {"kda_prefill": _full, "quickstart": _quickstart, "fused": _fused}
 """Offered subset by name: a function of no arguments to schedules in a stable order."""
 
 

@@ -8,6 +8,7 @@ from candidates.kda_prefill import FAMILY, space
 from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.space import (
     CONTRACT_GATE,
+    FusedSchedule,
     KdaSchedule,
     bears_contract,
     consumer_registers,
@@ -18,6 +19,7 @@ from candidates.kda_prefill.space import (
 
 FULL = FAMILY.offered("kda_prefill")
 QUICK = FAMILY.offered("quickstart")
+FUSED = FAMILY.offered("fused")
 
 
 def point(
@@ -31,8 +33,8 @@ def bears(schedules: tuple) -> list[bool]:
 
 
 def test_presets_hold_at_most_128_distinct_schedules_that_can_all_be_built() -> None:
-    assert FAMILY.presets() == ("kda_prefill", "quickstart")
-    for schedules in (FULL, QUICK):
+    assert FAMILY.presets() == ("kda_prefill", "quickstart", "fused")
+    for schedules in (FULL, QUICK, FUSED):
         assert len(set(schedules)) == len(schedules) <= 128
         assert [s for s in schedules if FAMILY.problems(s)] == []
     assert set(QUICK) <= set(FULL)
@@ -40,43 +42,45 @@ def test_presets_hold_at_most_128_distinct_schedules_that_can_all_be_built() -> 
 
 def test_the_offered_order_is_the_same_every_time() -> None:
     assert FAMILY.offered("kda_prefill") == FULL
-    assert FULL[0].key == "bt=16 anchor=start segments=1 rows=64"
+    assert FULL[0].key == "form=split bt=16 anchor=start segments=1 rows=64"
 
 
 def test_the_full_preset_is_every_buildable_schedule_that_bears_the_contract() -> None:
     # 4 rules at BT = 16, 6 at 32, 7 at 64; 4 segment counts; 128 rows only where registers last.
     assert sum(bears(FULL)) == (4 + 6) * 4 * 2 + 7 * 4
     for name, choices in ((p.name, p.choices) for p in FAMILY.parameters):
-        assert {s.get(name) for s in FULL} - {None} == set(choices), name
+        assert {s.get(name) for s in (*FULL, *FUSED)} - {None} == set(choices), name
 
 
 def test_instructive_failures_are_offered_with_the_rest() -> None:
     failing = {s.key for s, good in zip(FULL, bears(FULL), strict=True) if not good}
     assert failing == {
-        "bt=32 anchor=start segments=1 rows=64",
-        "bt=32 anchor=end segments=1 rows=64",
-        "bt=64 anchor=start segments=1 rows=64",
-        "bt=64 anchor=mid segments=1 rows=64",
+        "form=split bt=32 anchor=start segments=1 rows=64",
+        "form=split bt=32 anchor=end segments=1 rows=64",
+        "form=split bt=64 anchor=start segments=1 rows=64",
+        "form=split bt=64 anchor=mid segments=1 rows=64",
     }
     assert bears(QUICK).count(True) >= 9
     assert {s.key for s in QUICK} >= {
-        "bt=64 anchor=mid segments=1 rows=64",
-        "bt=32 anchor=start segments=1 rows=64",
+        "form=split bt=64 anchor=mid segments=1 rows=64",
+        "form=split bt=32 anchor=start segments=1 rows=64",
     }
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'quick'.*kda_prefill, quickstart"):
+    with pytest.raises(ValueError, match=r"'quick'.*kda_prefill, quickstart, fused"):
         FAMILY.offered("quick")
 
 
 def test_views_and_schedules_convert_both_ways() -> None:
     for schedule in FULL:
         assert KdaSchedule.of(schedule).schedule() == schedule
+    for schedule in FUSED:
+        assert FusedSchedule.of(schedule).schedule() == schedule
 
 
 def test_block_and_diagonal_belong_to_pairs_alone() -> None:
-    values = {"bt": 32, "anchor": "mid", "segments": 1, "rows": 64}
+    values = {"form": "split", "bt": 32, "anchor": "mid", "segments": 1, "rows": 64}
     assert FAMILY.schedule(values)["bt"] == 32
     with pytest.raises(ValueError, match="block does not apply"):
         FAMILY.schedule({**values, "block": 16})
@@ -151,3 +155,23 @@ def test_shared_memory_budgets_name_what_does_not_fit(monkeypatch: pytest.Monkey
     assert f"{Plan(64, 'pairs', 16, 'mid').smem_bytes} bytes" in prep
     assert "102400" in prep
     assert "1 chunk images fit 102400" in ring
+
+
+def test_the_fused_form_has_knobs_of_its_own() -> None:
+    assert FUSED[0].key == "form=fused frame=middle builders=3 waves=1"
+    assert len(FUSED) <= 12
+    assert all(space.is_fused(s) for s in FUSED)
+    assert not any(space.is_fused(s) for s in (*FULL, *QUICK))
+    with pytest.raises(ValueError, match="bt does not apply"):
+        FAMILY.schedule({**FUSED[0].as_dict(), "bt": 16})
+
+
+def test_the_fused_frames_declare_what_their_decays_bear() -> None:
+    assert FAMILY.gate_bound(FusedSchedule("middle", 3, 1).schedule()) == -5.0
+    assert FAMILY.gate_bound(FusedSchedule("boundary", 2, 1).schedule()) == -10.0
+
+
+def test_builders_that_would_spill_are_refused_by_name() -> None:
+    (problem,) = FAMILY.problems(FusedSchedule("boundary", 3, 1).schedule())
+    assert "builders=3" in problem
+    assert "frame=boundary" in problem

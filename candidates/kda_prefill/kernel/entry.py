@@ -12,14 +12,15 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
+from .fused_plan import pieces_of
 from .image import HEAD, ImageLayout, segment_entries, slots, unroll_of
 
-__all__ = ["Config", "check", "compiled", "kda_prefill", "launch", "workspace"]
+__all__ = ["Config", "FusedConfig", "check", "compiled", "kda_prefill", "launch", "workspace"]
 
 DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
 MAX_ROWS = 2**31 - 1
@@ -28,6 +29,9 @@ MAX_ROWS = 2**31 - 1
 DEVICE_TYPE = "cuda"
 _ALIGNMENT = 16  # bytes; what the kernels' widest loads and bulk copies assume
 _CACHED = 256  # compiled functions kept in a process: 128 schedules, with and without a state
+
+
+_SPLIT_FORM = ("form", "split")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
-        """Make one of named choices.
+        """Make one of named choices; ``form``, if given, is ``split``.
 
         Raises
         ------
@@ -68,6 +72,7 @@ class Config:
         """
         if isinstance(values, Config):
             return values
+        values = {name: value for name, value in values.items() if (name, value) != _SPLIT_FORM}
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"schedule has no {unknown[0]!r}; it knows {', '.join(sorted(known))}")
@@ -79,6 +84,25 @@ class Config:
     def unroll(self) -> int:
         """Chunks per turn of the scan's loop; sequences are padded to whole turns."""
         return unroll_of(self.bt, self.rows)
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """What one compiled fused kernel is built for, and how it cuts sequences.
+
+    Parameters
+    ----------
+    frame : str
+        ``middle`` or ``boundary``; see :class:`.fused_plan.FusedPlan`.
+    builders : int
+        Warpgroups that build chunks.
+    waves : int
+        CTAs per SM that sequences are cut into pieces for; not compiled in.
+    """
+
+    frame: str
+    builders: int
+    waves: int = 1
 
 
 def workspace(config: Config, T: int, N: int, H: int) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -100,27 +124,32 @@ def boundary_words(segments: int) -> int:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def compiled(config: Config, with_state: bool) -> Callable[..., None]:
+def compiled(config: Config | FusedConfig, with_state: bool) -> Callable[..., None]:
     """Compile a configuration for sm_90a, once a process.
 
     Parameters
     ----------
-    config : Config
+    config : Config or FusedConfig
     with_state : bool
         Whether an initial state is given; without one the state starts from zero.
 
     Returns
     -------
     callable
-        The bare TVM-FFI function; its positional arguments are those of ``host.ABI``.
+        The bare TVM-FFI function; its positional arguments are those of ``host.ABI``, or of
+        ``host.FUSED_ABI``.
     """
     from . import host  # imports the DSL: only what launches needs it
 
+    if isinstance(config, FusedConfig):
+        if config.waves != 1:  # a number at the launch: one function serves all
+            return compiled(replace(config, waves=1), with_state)
+        return host.compile_fused(config, with_state)
     return host.compile_call(config, with_state)
 
 
 def launch(
-    config: Config,
+    config: Config | FusedConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -142,7 +171,7 @@ def launch(
 
 
 def prepare(
-    config: Config,
+    config: Config | FusedConfig,
     q: torch.Tensor,
     cu_seqlens: torch.Tensor,
     initial_state: torch.Tensor | None,
@@ -152,6 +181,10 @@ def prepare(
     N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or H == 0:  # a grid of no blocks cannot be launched
         return _without_rows
+    if isinstance(config, FusedConfig):
+        sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+        function = compiled(config, initial_state is not None)
+        return functools.partial(_enqueue_fused, function, pieces_of(config.waves, N, H, sms))
     function = compiled(config, initial_state is not None)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
     return functools.partial(_enqueue, function, scratch)
@@ -166,6 +199,13 @@ def _without_rows(
         final_state.zero_()
     elif initial_state.data_ptr() != final_state.data_ptr():
         final_state.copy_(initial_state)
+
+
+def _enqueue_fused(
+    function, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state
+) -> None:  # fmt: skip
+    """Launch; the fused kernel needs no scratch."""
+    function(q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces)
 
 
 def _enqueue(

@@ -1,4 +1,4 @@
-"""One host function that launches PREP and SCAN, compiled for sm_90a through TVM-FFI.
+"""Host functions that launch PREP and SCAN, or the fused kernel, for sm_90a through TVM-FFI.
 
 The order of arguments of the compiled function, stream omitted (it takes torch's current
 stream of the tensors' device), is the ABI, stated once here in :data:`ABI`.  T, N, H and the
@@ -18,18 +18,23 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
-from .entry import Config, boundary_words
+from .entry import Config, FusedConfig, boundary_words
+from .fused import Fused
+from .fused_plan import BT
 from .image import HEAD, ImageLayout
 from .prep import Prep
 from .scan import Scan
 
 __all__ = [
     "ABI",
+    "FUSED_ABI",
     "KdaPrefill",
     "NoFunctionError",
     "bare_function",
     "compile_call",
     "compile_function",
+    "compile_fused",
+    "fused_job",
     "prep_job",
     "scan_job",
 ]
@@ -45,6 +50,10 @@ int32 ``[N + 1]``; states: fp32 ``[N, H, 128, 128]``, the initial one None where
 in; images: bf16 ``[slots, H, image elements]``; boundaries: fp32 ``[entries, H, words]``, None with
 one segment; scale: a Python float.
 """
+
+
+FUSED_ABI = (*ABI[: ABI.index("images")], "scale", "pieces")
+"""The same for the fused kernel; pieces: a Python int of at least 1."""
 
 
 class NoFunctionError(TypeError):
@@ -137,6 +146,14 @@ def scan_job(config: Config, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
     return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
 
 
+def fused_job(config: FusedConfig, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
+    """The fused kernel, with the arguments to compile it."""
+    a = _Arguments(Config(bt=BT, anchor="mid"), with_state)
+    return Fused(config.frame, config.builders), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.scale, cutlass.Int32(1), a.stream,
+    )  # fmt: skip
+
+
 def compile_function(job: Any, arguments: tuple[Any, ...], keep: bool = False) -> tuple[Any, bytes]:
     """Compile one host function.
 
@@ -179,6 +196,18 @@ def compile_call(config: Config, with_state: bool) -> Callable[..., None]:
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
     )  # fmt: skip
     compiled, _ = compile_function(KdaPrefill(config), arguments)
+    return bare_function(compiled)
+
+
+def compile_fused(config: FusedConfig, with_state: bool) -> Callable[..., None]:
+    """Compile the fused kernel into one call; see :data:`FUSED_ABI`.
+
+    Raises
+    ------
+    NoFunctionError
+        If the DSL returned something else than a TVM-FFI function.
+    """
+    compiled, _ = compile_function(*fused_job(config, with_state))
     return bare_function(compiled)
 
 

@@ -11,10 +11,11 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from candidates._base import Build, BuildError, KernelResources, Schedule, ToolchainError
+from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.resources import (
     Cubin,
     budget_problems,
@@ -26,7 +27,7 @@ from candidates.kda_prefill.kernel.toolchain import require_dsl
 if TYPE_CHECKING:
     import torch
 
-    from candidates.kda_prefill.kernel.entry import Config
+    from candidates.kda_prefill.kernel.entry import Config, FusedConfig
     from operations import Inputs, Outputs
 
 __all__ = ["LoadedSchedule", "compile_schedule", "kernel_names", "load_schedule"]
@@ -49,14 +50,18 @@ def kernel_names(segments: int) -> tuple[str, ...]:
     return ("kda_prep_", *inner, "kda_scan_")
 
 
+_FUSED_NAMES = ("kda_fused_",)
+
+
 def compile_schedule(schedule: Schedule) -> Build:
     """Compile one schedule to sm_90a machine code and judge it; needs no GPU.
 
     Parameters
     ----------
     schedule : Schedule
-        Choices of the space: ``bt``, ``anchor``, ``rows``, ``segments`` and, for sub-block
-        pairs, ``block`` and ``diagonal``.
+        Choices of the space: of ``form=split``, ``bt``, ``anchor``, ``rows``, ``segments`` and,
+        for sub-block pairs, ``block`` and ``diagonal``; of ``form=fused``, ``frame``,
+        ``builders`` and ``waves``.
 
     Returns
     -------
@@ -74,10 +79,13 @@ def compile_schedule(schedule: Schedule) -> Build:
     """
     config = _config(schedule)
     require_dsl()
-    parts = (
-        _prep_part(_without_scan(config)),
-        _scan_part(config.bt, config.rows, config.segments),
-    )
+    if _is_fused(config):
+        parts: tuple[_Part, ...] = (_fused_part(replace(config, waves=1)),)
+    else:
+        parts = (
+            _prep_part(_without_scan(config)),
+            _scan_part(config.bt, config.rows, config.segments),
+        )
     kernels = tuple(k for part in parts for k in part.kernels)
     return Build(
         schedule_key=schedule.key,
@@ -115,7 +123,7 @@ class LoadedSchedule:
 
     Parameters
     ----------
-    config : Config
+    config : Config or FusedConfig
 
     Attributes
     ----------
@@ -124,10 +132,16 @@ class LoadedSchedule:
         Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config | FusedConfig) -> None:
         self.config = config
-        self.kernel_names = kernel_names(config.segments)
-        self.chunk_tokens = config.bt
+        # In place only where no CTA writes a state that another one still reads.
+        self._in_place = False
+        self.kernel_names: tuple[str, ...] = _FUSED_NAMES
+        self.chunk_tokens = BT
+        if isinstance(config, _entry().Config):
+            self._in_place = config.segments == 1
+            self.kernel_names = kernel_names(config.segments)
+            self.chunk_tokens = config.bt
 
     def bind(self, inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
         """Check fixed tensors once and return the call on them.
@@ -155,8 +169,7 @@ class LoadedSchedule:
         state, scale = inputs.get("initial_state"), inputs.get("scale")
         if args[-1] is None:
             raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
-        in_place = self.config.segments == 1
-        entry.check(*args, state, outputs["o"], outputs["final_state"], in_place)
+        entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
         launcher = _compile(
             lambda: entry.prepare(self.config, args[0], args[-1], state), str(self.config)
         )
@@ -184,18 +197,24 @@ def _entry() -> Any:
     return entry
 
 
-def _config(schedule: Schedule) -> Config:
+def _config(schedule: Schedule) -> Any:
+    """The :class:`Config` or :class:`FusedConfig` of a schedule."""
+    values = schedule.as_dict()
     try:
-        config: Config = _entry().Config.of(schedule.as_dict())
+        if values.pop("form", "split") == "fused":
+            FusedPlan(str(values["frame"]), int(values["builders"]))
+            return _entry().FusedConfig(**values)
+        return _entry().Config.of(values)
     except ValueError as error:
         raise BuildError(f"{schedule.key}: {error}") from error
-    return config
+
+
+def _is_fused(config: Config | FusedConfig) -> TypeGuard[FusedConfig]:
+    return hasattr(config, "waves")  # the class is not at hand without torch
 
 
 def _without_scan(config: Config) -> Config:
     """The configuration with what PREP does not depend on at its default, if it can be."""
-    from dataclasses import replace
-
     plain = replace(config, rows=64, segments=1)
     return plain if plain.unroll == config.unroll else replace(config, segments=1)
 
@@ -209,6 +228,11 @@ def _prep_part(config: Config) -> _Part:
 def _scan_part(bt: int, rows: int, segments: int) -> _Part:
     config = _entry().Config(bt, "start", rows, segments)
     return _compile_part("scan", lambda host: host.scan_job(config, True))
+
+
+@functools.lru_cache(maxsize=_PARTS)
+def _fused_part(config: FusedConfig) -> _Part:
+    return _compile_part("fused", lambda host: host.fused_job(config, True))
 
 
 def _compile_part(name: str, job: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> _Part:

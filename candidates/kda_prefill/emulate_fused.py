@@ -1,0 +1,218 @@
+"""The arithmetic of the fused kernel on the CPU: its frames, its roundings and its pieces.
+
+As :mod:`.emulate`, whose chunks, rounding and inverse it shares: what differs is where the state
+is held between chunks and that a piece of a sequence may start from zero, where the guard says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from candidates._base import Schedule
+from candidates.kda_prefill.emulate import (
+    GATE_FLOOR,
+    INVERSE,
+    _bf16,
+    _exp,
+    _initial_state,
+    _Plan,
+    triangular_inverse,
+)
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
+from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
+
+__all__ = ["SMS", "emulate", "largest_exponent", "warm_ups"]
+
+SMS = 132
+"""Streaming multiprocessors of the machine that is emulated."""
+
+_HALF = BT // 2
+_CHUNKS = KdaSchedule(BT, "mid", None, None, 1, 64)
+"""How the sequences are cut into chunks."""
+
+
+def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Evaluate KDA prefill as the fused kernel would; see :func:`.emulate.emulate`."""
+    view = FusedSchedule.of(schedule)
+    plan = _Plan.of(_CHUNKS, inputs)
+    middle = view.frame == "middle"
+    chunks = _Chunks.of(plan, inputs)
+    images = _prepare(chunks, middle)
+    final, scale = _initial_state(inputs), float(inputs["scale"])
+    heads = inputs["v"].shape[1]
+    out = torch.zeros(*chunks.v.shape)
+    pieces = pieces_of(view.waves, len(plan.lengths), heads, SMS)
+    for n, (length, base) in enumerate(zip(plan.lengths, plan.base, strict=True)):
+        count = -(-length // BT)
+        parts = max(min(pieces, count // 2), 1)
+        bounds = [count * p // parts for p in range(parts + 1)]
+        bound = pair_bounds(chunks, base, count) if parts > 1 else None
+        for h in range(heads):
+            warm = (
+                [0] + [_warm_up(bound[:, h], b) for b in bounds[1:-1]] if bound is not None else [0]
+            )
+            for p, (begin, early) in enumerate(zip(bounds[:-1], warm, strict=True)):
+                if early < 0:
+                    continue  # the piece before walks on
+                end = next((bounds[i] for i in range(p + 1, parts) if warm[i] >= 0), count)
+                first = begin - early
+                state = final[n, h].clone() if first == 0 else torch.zeros_like(final[n, h])
+                state = _walk(images, chunks, base, h, first, begin, end, state, scale, middle, out)
+                if end == count:
+                    last = state
+            if count:
+                final[n, h] = last
+    o = torch.zeros_like(inputs["v"])
+    o[plan.rows[plan.valid]] = out.to(torch.bfloat16).transpose(1, 2)[plan.valid]
+    return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
+
+
+def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
+    """Largest exponent that the fused kernel forms, of a factor or, negated, of a decay.
+
+    A decay that is flushed to 0 loses what a factor of the next chunk would raise again, so it
+    counts like the factor.
+    """
+    view = FusedSchedule.of(schedule)
+    chunks = _Chunks.of(_Plan.of(_CHUNKS, inputs), inputs)
+    if not chunks.up.numel():
+        return 0.0
+    largest = max(float(chunks.up.max()), float(-chunks.up.min()), 0.0)
+    if view.frame == "middle":
+        largest = max(largest, float(-(chunks.head + chunks.tail).min()))
+    return largest
+
+
+def warm_ups(inputs: Mapping[str, Any], n: int, h: int, boundary: int) -> int:
+    """Chunks of warm-up at chunk ``boundary`` of a sequence and head; -1 if none will do."""
+    plan = _Plan.of(_CHUNKS, inputs)
+    chunks = _Chunks.of(plan, inputs)
+    bounds = pair_bounds(chunks, plan.base[n], -(-plan.lengths[n] // BT))
+    return _warm_up(bounds[:, h], boundary)
+
+
+# ---------------------------------------------------------------------------------- chunks
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Operands by chunk ``[C, H, BT, ...]`` in fp32, rows past a sequence's end 0.
+
+    ``up`` is the gate summed from the chunk's middle; ``head`` and ``tail`` ``[C, H, K]`` are
+    the sums of the two halves.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    up: Tensor
+    head: Tensor
+    tail: Tensor
+
+    @classmethod
+    def of(cls, plan: _Plan, inputs: Mapping[str, Any]) -> _Chunks:
+        def take(x: Tensor) -> Tensor:
+            invalid = ~plan.valid.view(*plan.valid.shape, *[1] * (x.dim() - 1))
+            return x[plan.rows].float().masked_fill(invalid, 0.0).transpose(1, 2).contiguous()
+
+        g = take(inputs["g"])
+        halves = g.clamp(min=GATE_FLOOR).view(*g.shape[:2], 2, _HALF, -1).cumsum(3)
+        head, tail = halves[:, :, 0, -1], halves[:, :, 1, -1]
+        up = torch.cat([halves[:, :, 0] - head[:, :, None], halves[:, :, 1]], 2)
+        q, k, v, beta = (take(inputs[name]) for name in ("q", "k", "v", "beta"))
+        return cls(q, k, v, g, beta, up, head, tail)
+
+
+@dataclass(frozen=True)
+class _Images:
+    w: Tensor
+    u: Tensor
+    q: Tensor
+    k: Tensor
+    aqk: Tensor
+
+
+def _prepare(x: _Chunks, middle: bool) -> _Images:
+    """Everything that depends on the chunk alone, in the frame of its middle or of its ends."""
+    rows, columns = _exp(x.up), _exp(-x.up)
+    k_rows, q_rows, k_columns = _bf16(x.k * rows), _bf16(x.q * rows), _bf16(x.k * columns)
+    lower = torch.ones(BT, BT).tril().bool()
+    akk = (k_rows @ k_columns.transpose(-1, -2)).masked_fill(~lower.tril(-1), 0.0)
+    aqk = (q_rows @ k_columns.transpose(-1, -2)).masked_fill(~lower, 0.0)
+    inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, INVERSE)
+    write = _bf16(inverse * x.beta.unsqueeze(-2))
+    w, u = write @ k_rows, _bf16(write @ x.v)
+    if middle:
+        return _Images(_bf16(w), u, q_rows, k_columns, aqk)
+    head, tail = _exp(x.head).unsqueeze(2), _exp(x.tail).unsqueeze(2)
+    return _Images(_bf16(w * head), u, _bf16(x.q * rows * head), _bf16(x.k * columns * tail), aqk)
+
+
+def _walk(
+    images: _Images,
+    x: _Chunks,
+    base: int,
+    h: int,
+    first: int,
+    begin: int,
+    end: int,
+    state: Tensor,
+    scale: float,
+    middle: bool,
+    out: Tensor,
+) -> Tensor:
+    """Chunks ``first`` to ``end`` of one sequence and head; outputs from ``begin`` on."""
+    for c in range(base + first, base + end):
+        if middle:
+            before = x.tail[c - 1, h] if c > base + first else torch.zeros_like(x.head[c, h])
+            state = state * _exp(x.head[c, h] + before).unsqueeze(-1)
+        operand = _bf16(state)
+        new = _bf16(images.u[c, h] - images.w[c, h] @ operand)
+        if c >= base + begin:
+            out[c, h] = scale * (images.q[c, h] @ operand) + _bf16(scale * images.aqk[c, h]) @ new
+        if not middle:
+            state = state * (_exp(x.head[c, h]) * _exp(x.tail[c, h])).unsqueeze(-1)
+        state = state + images.k[c, h].transpose(-1, -2) @ new
+    if middle and end > first:
+        state = state * _exp(x.tail[base + end - 1, h]).unsqueeze(-1)
+    return state
+
+
+# ----------------------------------------------------------------------------------- guard
+
+
+def pair_bounds(x: _Chunks, base: int, count: int) -> Tensor:
+    """Logarithm of the bound on the map of each pair of tokens, ``[count, H]`` summed by chunk.
+
+    Infinite where a token's map is not known to be of norm 1 at most.
+    """
+    own = slice(base, base + count)
+    g1, g2, k1, k2 = (t[own, :, i::2] for t in (x.g, x.k) for i in range(2))
+    beta = x.beta[own].view(count, -1, _HALF, 2)
+    square = k1 * k1
+    mixed = ((square * _exp(2 * g1)).sum(-1) * (square * _exp(2 * g2)).sum(-1)).sqrt()
+    bound = _exp((g1 + g2).amax(-1)) + beta[..., 0] * mixed
+    strength = beta * torch.stack([square.sum(-1), (k2 * k2).sum(-1)], -1)
+    tame = ((beta >= 0) & (strength <= 2)).all(-1)
+    logs: Tensor = bound.log().clamp(min=-1e3).masked_fill(~tame, torch.inf).sum(-1)
+    return logs
+
+
+def _warm_up(bounds: Tensor, begin: int) -> int:
+    """Chunks of warm-up for a piece from chunk ``begin`` on; -1 if only the exact state will do."""
+    if begin <= SHORT:
+        return begin
+    near = float(bounds[begin - SHORT : begin].sum())
+    if near <= GUARD:
+        return SHORT
+    if begin <= 2 * SHORT:
+        return begin
+    far = float(bounds[begin - 2 * SHORT : begin - SHORT].sum())
+    return 2 * SHORT if near <= GUARD / 4 and near + far <= GUARD else -1

@@ -1,0 +1,92 @@
+"""Instructions of the fused kernel alone, as PTX; the others are in :mod:`.prep_ops`.
+
+Barriers in shared memory are 32-bit addresses, like everything of the fused kernel there.
+"""
+
+from __future__ import annotations
+
+from candidates.kda_prefill.kernel import prep_ops as op
+
+__all__ = [
+    "bar_arrive",
+    "bar_init",
+    "bar_wait",
+    "copy16",
+    "copy16_whole",
+    "fence_async",
+    "load_shared32",
+    "log2",
+    "opaque",
+    "sqrt",
+    "sync_group",
+    "sync_warp",
+]
+
+F32, I32 = op.F32, op.I32
+
+
+def bar_init(address, count):
+    """Make a barrier of ``count`` arrivals a phase."""
+    op.ptx(f"mbarrier.init.shared::cta.b64 [{{$r0}}], {count};", inputs=[address])
+
+
+def bar_arrive(address):
+    """One arrival."""
+    op.ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", inputs=[address])
+
+
+def bar_wait(address, parity):
+    """Until the phase of this parity is over; that before the first one has parity 1."""
+    op.ptx(
+        "{ .reg .pred p; LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1};"
+        " @!p bra LAB_WAIT; }",
+        inputs=[address, parity],
+    )
+
+
+def fence_async():
+    """What this thread wrote to shared memory becomes visible to wgmma."""
+    op.ptx("fence.proxy.async.shared::cta;")
+
+
+def sync_group(number):
+    """All 128 threads of a building warpgroup."""
+    op.ptx("bar.sync {$r0}, 128;", inputs=[number])
+
+
+def sync_warp():
+    """All lanes; orders their accesses to shared memory."""
+    op.ptx("bar.warp.sync 0xffffffff;")
+
+
+def copy16(address, source, size, at=0):
+    """Global to shared, 16 bytes, of which the first ``size`` are read and the rest are 0."""
+    op.ptx(
+        f"cp.async.cg.shared.global [{{$r0}}+{at}], [{{$r1}}], 16, {{$r2}};",
+        inputs=[address, source, size],
+    )
+
+
+def sqrt(x):
+    """Fast square root."""
+    return op.ptx("sqrt.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
+
+
+def log2(x):
+    """Fast binary logarithm."""
+    return op.ptx("lg2.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
+
+
+def load_shared32(address, at=0):
+    """Four bytes of shared memory."""
+    return op.ptx(f"ld.shared.b32 {{$w0}}, [{{$r0}}+{at}];", [I32], [address])
+
+
+def copy16_whole(address, source, at=0):
+    """Global to shared, 16 bytes."""
+    op.ptx(f"cp.async.cg.shared.global [{{$r0}}+{at}], [{{$r1}}], 16;", inputs=[address, source])
+
+
+def opaque(x):
+    """``x``, in a way that keeps the compiler from hoisting what is computed from it."""
+    return op.ptx("mov.b32 {$w0}, {$r0};", [I32], [x])

@@ -1,0 +1,132 @@
+"""Sizes of the fused kernel, decided before it is compiled; needs neither torch nor the DSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
+
+__all__ = ["BT", "GUARD", "LOWER_PITCH", "PITCH", "SCAN_WARPS", "SHORT", "FusedPlan", "pieces_of"]
+
+BT = 16
+"""Tokens per chunk."""
+
+SCAN_WARPS = 8
+"""Warps that hold the state, two warpgroups; the first of the CTA."""
+
+PITCH = 24
+"""Elements per row of an output slab: 16 values, padded against bank conflicts."""
+
+LOWER_PITCH = 20
+"""fp32 elements per row of L, free of bank conflicts as in :mod:`.prep_plan`."""
+
+SHORT = 2
+"""Chunks of a short warm-up; a long one is twice that."""
+
+GUARD = -14.0
+"""A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
+
+_REGISTERS = {(3, False): (152, 56), (2, False): (168, 88), (2, True): (168, 88)}
+"""Registers of a scanning and a building thread, by (builders, boundary frame)."""
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """Sizes of one fused kernel.
+
+    Parameters
+    ----------
+    frame : str
+        Where the state is held between chunks: ``boundary``, or ``middle`` of the next chunk, which
+        spares two operands but decays the state on the dependent path.
+    builders : int
+        Warpgroups that take turns at building chunks: 2 or 3.
+    stages : int
+        Chunks in the ring.
+
+    Raises
+    ------
+    ValueError
+        If no such kernel is offered.
+    """
+
+    frame: str
+    builders: int
+    stages: int = 6
+
+    def __post_init__(self) -> None:
+        if self.frame not in ("middle", "boundary"):
+            raise ValueError(f"frame={self.frame!r} is not one of ['middle', 'boundary']")
+        if (self.builders, self.boundary) not in _REGISTERS:
+            raise ValueError(f"builders={self.builders} with frame={self.frame} would spill")
+
+    @property
+    def boundary(self) -> bool:
+        return self.frame == "boundary"
+
+    @property
+    def groups(self) -> int:
+        return self.builders
+
+    @property
+    def scan_registers(self) -> int:
+        return _REGISTERS[self.builders, self.boundary][0]
+
+    @property
+    def build_registers(self) -> int:
+        return _REGISTERS[self.builders, self.boundary][1]
+
+    @property
+    def threads(self) -> int:
+        return 32 * SCAN_WARPS + 128 * self.builders
+
+    @property
+    def layout(self) -> ImageLayout:
+        return ImageLayout(BT)
+
+    # ------------------------------------------------------------------ shared memory, bytes
+
+    @property
+    def stage(self) -> int:
+        """A chunk in the ring has the form of the split kernels' images."""
+        return self.layout.image
+
+    @property
+    def off_o(self) -> int:
+        """Output slabs, one per scanning warp, behind the ring."""
+        return self.stages * self.stage
+
+    @property
+    def off_group(self) -> int:
+        """Per builder: g, k, q, v of its next chunk, L, X and beta; in the boundary frame, q and k
+        scaled to the middle token, and the exponentials of the two halves' sums."""
+        return self.off_o + SCAN_WARPS * PITCH * BT * 2
+
+    @property
+    def size_group(self) -> int:
+        own = 8192 + 3 * 4096 + 2048 + 1024
+        return own + 2 * 4096 + 1024 if self.boundary else own
+
+    @property
+    def off_sum(self) -> int:
+        """Gate sums of the second half of each chunk in the ring."""
+        return self.off_group + self.builders * self.size_group
+
+    @property
+    def off_guard(self) -> int:
+        return self.off_sum + self.stages * 4 * HEAD
+
+    @property
+    def off_bar(self) -> int:
+        """Barriers: full, empty, sums known; one of each per stage."""
+        return self.off_guard + 128
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.off_bar + 3 * 8 * self.stages
+
+
+def pieces_of(waves: int, N: int, H: int, sms: int) -> int:
+    """Pieces that each sequence is cut into, at most: ``waves`` CTAs for each SM, no fewer than one
+    for each sequence and head."""
+    return max(1, waves * sms // max(N * H, 1))

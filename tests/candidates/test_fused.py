@@ -1,0 +1,203 @@
+"""The fused kernel: compiles within its budgets, and computes, in a PTX interpreter on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import operations
+from candidates import BuildError, Schedule
+from candidates.kda_prefill import FAMILY, emulate_fused
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, FusedPlan, pieces_of
+from candidates.kda_prefill.space import FusedSchedule
+from operations.kda_prefill import KdaWorkload
+
+OPERATION = operations.get("kda_prefill")
+VARIANTS = [("middle", 3), ("middle", 2), ("boundary", 2)]
+
+
+def inputs_of(lengths: tuple[int, ...], regime: str, heads: int = 1, **more: Any) -> Any:
+    workload = KdaWorkload("case", heads=heads, lengths=lengths, **more)
+    return workload, OPERATION.generate(workload, OPERATION.regimes[regime], seed=0, device="cpu")
+
+
+def judged(got: dict[str, torch.Tensor], workload: KdaWorkload, inputs: Any, regime: str) -> None:
+    want = OPERATION.fast_oracle(inputs)
+    errors = OPERATION.compare(got, want, workload, OPERATION.regimes[regime])
+    assert [e for e in errors if not e.within] == []
+
+
+# ----------------------------------------------------------------------------- compilation
+
+
+@pytest.mark.parametrize(("frame", "builders"), VARIANTS)
+def test_fused_kernels_compile_without_spills_or_serialised_products(
+    frame: str, builders: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import compiled_fused
+
+    from candidates.kda_prefill.kernel.resources import (
+        Cubin,
+        budget_problems,
+        dynamic_smem,
+        kernel_resources,
+    )
+
+    function, cubin, _ = compiled_fused(frame, builders, True, remarks=True)
+    (resources,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    plan = FusedPlan(frame, builders)
+    assert resources.name.startswith("kda_fused_")
+    assert resources.threads == plan.threads
+    assert resources.dynamic_smem_bytes == plan.smem_bytes
+    assert budget_problems(resources) == ()
+    output = "".join(capfd.readouterr())
+    assert "Compiling entry function" in output  # the remarks were printed
+    assert [c for c in ("C7511", "C7512", "C7514", "C7519") if c in output] == []
+
+
+def test_registers_of_all_warpgroups_fit_what_the_launch_gives() -> None:
+    for frame, builders in VARIANTS:
+        plan = FusedPlan(frame, builders)
+        launched = 65536 // plan.threads // 8 * 8
+        wanted = 2 * plan.scan_registers + builders * plan.build_registers
+        assert wanted <= (2 + builders) * launched
+
+
+def test_the_family_compiles_a_fused_schedule_as_one_kernel() -> None:
+    pytest.importorskip("cutlass")
+    build = FAMILY.compile(FusedSchedule("boundary", 2, 4).schedule())
+    assert [k.name[:10] for k in build.kernels] == ["kda_fused_"]
+    assert build.problems == ()
+
+
+def test_a_fused_schedule_that_is_not_offered_does_not_build() -> None:
+    pytest.importorskip("cutlass")
+    items = (("form", "fused"), ("frame", "boundary"), ("builders", 3), ("waves", 1))
+    with pytest.raises(BuildError, match="builders=3"):
+        FAMILY.compile(Schedule(items))
+
+
+def test_pieces_fill_the_machine_and_never_vanish() -> None:
+    assert pieces_of(1, 1, 12, 132) == 11
+    assert pieces_of(4, 4, 12, 132) == 11
+    assert pieces_of(1, 100, 16, 132) == 1
+    assert pieces_of(1, 0, 16, 132) == 132
+
+
+# ------------------------------------------------------------------------ in the interpreter
+
+
+@pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
+@pytest.mark.parametrize("regime", ["production", "slow", "constant", "mixed"])
+def test_the_compiled_kernel_computes_what_the_oracle_does(
+    frame: str, builders: int, regime: str
+) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    workload, inputs = inputs_of((15, 0, 49, 1), regime)
+    judged(run_fused(frame, builders, inputs, 1), workload, inputs, regime)
+
+
+@pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
+@pytest.mark.parametrize("regime", ["production", "slow"])
+def test_pieces_are_right_whether_they_warm_up_or_walk_on(
+    frame: str, builders: int, regime: str
+) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    workload, inputs = inputs_of((270,), regime)
+    judged(run_fused(frame, builders, inputs, 4), workload, inputs, regime)
+
+
+def test_the_order_of_warps_does_not_change_a_bit() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((70,), "production", initial_state=False)
+    first = run_fused("middle", 3, inputs, 1)
+    for seed in (1, 2):
+        again = run_fused("middle", 3, inputs, 1, order=seed)
+        assert torch.equal(first["o"], again["o"])
+        assert torch.equal(first["final_state"], again["final_state"])
+
+
+def test_wrong_offsets_are_clamped_and_rows_outside_cleared() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((40,), "production", heads=2, initial_state=False)
+    got = run_fused("middle", 2, inputs, 1, offsets=[3, 20, 7, 99])
+    want = run_fused("middle", 2, inputs, 1, offsets=[3, 20, 20, 40])
+    assert torch.equal(got["o"], want["o"])
+    assert torch.equal(got["final_state"], want["final_state"])
+    assert not got["o"][:3].any()
+    assert got["o"].isfinite().all()
+
+
+def test_missing_arrivals_are_reported_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass")
+    import fused_compile
+    from ptx_interpreter import Deadlock, Program
+
+    _, inputs = inputs_of((20,), "production", initial_state=False)
+    function, cubin, ptx = fused_compile.compiled_fused("middle", 2, False)
+    broken = ptx.replace("mbarrier.arrive", "//mbarrier.arrive")
+    assert len(Program(broken).instructions) < len(Program(ptx).instructions)
+    monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_: (function, cubin, broken))
+    with pytest.raises(Deadlock):
+        fused_compile.run_fused("middle", 2, inputs, 1)
+
+
+# ------------------------------------------------------------------------------- emulation
+
+
+@pytest.mark.parametrize("frame", ["middle", "boundary"])
+@pytest.mark.parametrize("regime", ["production", "slow", "mixed", "similar_keys"])
+def test_emulated_pieces_stay_within_the_tolerances(frame: str, regime: str) -> None:
+    workload, inputs = inputs_of((300, 0, 17), regime, heads=2)
+    schedule = FusedSchedule(frame, 2, 1).schedule()
+    judged(FAMILY.emulate(schedule, inputs), workload, inputs, regime)
+
+
+def test_the_emulation_rounds_like_the_kernel() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((64,), "production")
+    for frame in ("middle", "boundary"):
+        got = run_fused(frame, 2, inputs, 4)["o"].float()
+        want = FAMILY.emulate(FusedSchedule(frame, 2, 1).schedule(), inputs)["o"].float()
+        assert (got - want).norm() <= 1e-3 * want.norm()
+
+
+def test_a_warm_up_is_short_at_production_gates_and_none_will_do_at_slow_ones() -> None:
+    _, inputs = inputs_of((400,), "production")
+    assert emulate_fused.warm_ups(inputs, 0, 0, 12) == SHORT
+    assert emulate_fused.warm_ups(inputs, 0, 0, 1) == 1  # from the sequence's start
+    _, inputs = inputs_of((400,), "slow")
+    assert emulate_fused.warm_ups(inputs, 0, 0, 12) == -1
+
+
+def test_keys_that_are_not_normalised_never_warm_up() -> None:
+    _, inputs = inputs_of((400,), "production")
+    inputs["k"] = inputs["k"] * 2
+    assert emulate_fused.warm_ups(inputs, 0, 0, 12) == -1
+
+
+def test_the_bound_holds_for_the_map_that_it_bounds() -> None:
+    _, inputs = inputs_of((4 * BT,), "sweep_lb3")
+    k, g, beta = inputs["k"].double()[:, 0], inputs["g"].double()[:, 0], inputs["beta"].double()
+    state = torch.eye(128, dtype=torch.float64)
+    for t in range(2 * BT, 4 * BT):
+        state = g[t].exp()[:, None] * state
+        state = state - beta[t, 0] * torch.outer(k[t], k[t] @ state)
+    plan = emulate_fused._Plan.of(emulate_fused._CHUNKS, inputs)
+    chunks = emulate_fused._Chunks.of(plan, inputs)
+    bound = emulate_fused.pair_bounds(chunks, 0, 4)[2:, 0].sum()
+    assert torch.linalg.matrix_norm(state, 2).log() <= bound
+    assert bound > GUARD  # milder gates than production's: this one is no trivial bound
