@@ -409,7 +409,36 @@ def _fused() -> tuple[Schedule, ...]:
     )
 
 
-PRESETS = {"kda_prefill": _full, "quickstart": _quickstart, "fused": _fused}
+def _survey() -> tuple[Schedule, ...]:
+    """Of all kinds, for a few minutes of a GPU: anchors with one pass and with four segments,
+    the other knobs beside the plain schedule, two failures, the fused kernel."""
+    kinds: tuple[tuple[int, str, int | None, str | None], ...] = (
+        (16, "start", None, None),
+        (16, "mid", None, None),
+        (16, "halving", None, None),
+        (32, "mid", None, None),
+        (32, "halving", None, None),
+        (32, "pairs", 16, "mid"),
+        (64, "pairs", 16, "mid"),
+        (64, "pairs", 32, "mid"),
+    )
+    points = (
+        *(KdaSchedule(*kind, segments, 64) for kind in kinds for segments in (1, 4)),
+        *(KdaSchedule(32, "mid", None, None, segments, 64) for segments in (2, 8)),
+        *(KdaSchedule(bt, "mid", None, None, 4, 128) for bt in (16, 32)),
+        KdaSchedule(32, "mid", None, None, 1, 128),
+        KdaSchedule(32, "start", None, None, 1, 64),
+        KdaSchedule(64, "mid", None, None, 1, 64),
+    )
+    return (*(point.schedule() for point in points), *_fused()[:4])
+
+
+PRESETS = {
+    "kda_prefill": _full,
+    "quickstart": _quickstart,
+    "survey": _survey,
+    "fused": _fused,
+}
 """Offered subset by name: a function of no arguments to schedules in a stable order."""
 
 

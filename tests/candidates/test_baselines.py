@@ -7,6 +7,7 @@ import torch
 
 import candidates
 import operations
+from candidates.kda_prefill.baselines._flashkda import KERNELS
 
 OPERATION = operations.get("kda_prefill")
 BASELINES = {b.name: b for b in candidates.baselines("kda_prefill")}
@@ -51,6 +52,17 @@ def test_an_absent_peer_is_named_with_the_fix() -> None:
         assert any(word in reason for word in ("install", "build", "needs an sm90 GPU"))
     assert BASELINES["torch"].missing() is None
     assert BASELINES["torch"].version().startswith("torch ")
+
+
+def test_flashkda_is_known_by_its_kernels_mangled_or_not() -> None:
+    seen = (  # as a profiler on an H200 wrote them, and the plain forms
+        "_Z22_flash_kda_fwd_prepareIN4cute9TiledCopyINS0_9Copy_AtomIJ",
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<",
+        "_flash_kda_fwd_recurrence",
+        "void _flash_kda_build_tile_prefix(long const*, int, int, int*)",
+    )
+    assert all(name.startswith(KERNELS) for name in seen)
+    assert not any(name.startswith(KERNELS) for name in ("kda_prep_32_mid_0", "_Z3fooi", ""))
 
 
 @pytest.mark.gpu

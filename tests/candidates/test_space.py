@@ -33,7 +33,7 @@ def bears(schedules: tuple) -> list[bool]:
 
 
 def test_presets_hold_at_most_128_distinct_schedules_that_can_all_be_built() -> None:
-    assert FAMILY.presets() == ("kda_prefill", "quickstart", "fused")
+    assert FAMILY.presets() == ("kda_prefill", "quickstart", "survey", "fused")
     for schedules in (FULL, QUICK, FUSED):
         assert len(set(schedules)) == len(schedules) <= 128
         assert [s for s in schedules if FAMILY.problems(s)] == []
@@ -68,7 +68,7 @@ def test_instructive_failures_are_offered_with_the_rest() -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'quick'.*kda_prefill, quickstart, fused"):
+    with pytest.raises(ValueError, match=r"'quick'.*kda_prefill, quickstart, survey, fused"):
         FAMILY.offered("quick")
 
 
@@ -175,3 +175,13 @@ def test_builders_that_would_spill_are_refused_by_name() -> None:
     (problem,) = FAMILY.problems(FusedSchedule("boundary", 3, 1).schedule())
     assert "builders=3" in problem
     assert "frame=boundary" in problem
+
+
+def test_the_survey_holds_every_kind_and_both_forms() -> None:
+    survey = FAMILY.offered("survey")
+    assert len(survey) == len(set(survey)) == 27
+    known = {*FAMILY.offered("kda_prefill"), *FAMILY.offered("fused")}
+    assert set(survey) <= known
+    assert {s.get("bt") for s in survey if s["form"] == "split"} == {16, 32, 64}
+    assert [s["form"] for s in survey[-4:]] == ["fused"] * 4
+    assert point(64, "mid").schedule() in survey

@@ -30,7 +30,7 @@ def test_presets_load_and_print_back_equal(name, tmp_path):
 
 
 def test_presets_are_the_documented_ones():
-    assert preset_names() == ("kda_prefill", "quickstart")
+    assert preset_names() == ("kda_prefill", "quickstart", "survey")
 
 
 def test_an_operation_is_a_campaign_with_defaults():
@@ -72,7 +72,7 @@ def test_wrong_files_are_refused_in_one_line_with_file_and_key(tmp_path, text, s
 def test_an_unknown_campaign_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'quickstart'"):
         load_campaign("quickstrat")
-    with pytest.raises(UserError, match="presets: kda_prefill, quickstart"):
+    with pytest.raises(UserError, match="presets: kda_prefill, quickstart, survey"):
         load_campaign("zzzzzz")
 
 
