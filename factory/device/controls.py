@@ -186,7 +186,9 @@ class Controls:
             self._event("control", f"{name}: {regime.name} left out: {reason}")
         if timed.wrong:
             self._event("control", f"{name}: {regime.name} not timed: {timed.wrong}")
-        elif timed.errors:
+        if timed.inexact:
+            self._event("control", f"{name}: {regime.name} timed, but {timed.inexact}")
+        elif timed.errors and not timed.wrong:
             worst = max(e.max_rel or 0.0 for e in timed.errors)
             self._event("control", f"{name}: {regime.name}: largest error max {worst:.2e}")
 

@@ -496,8 +496,10 @@ class FakeBaseline(Baseline):
         form: str = "activated",
         absent: str | None = None,
         broken: bool = False,
+        factor: float = 1.0,
     ) -> None:
         self.name = name
+        self._factor = factor
         self.input_form = form
         self._us = us
         self._later_us = us if later_us is None else later_us
@@ -519,13 +521,14 @@ class FakeBaseline(Baseline):
         self._loads += 1
         # The first reading loads three input sets of four workloads in two regimes.
         us = self._us if self._loads <= 24 else self._later_us
-        return _Control(us, raw if self.input_form == "raw" else None)
+        return _Control(us, raw if self.input_form == "raw" else None, self._factor)
 
 
 @dataclass
 class _Control:
     us: float
     raw: Mapping[str, Any] | None
+    factor: float
     kernel_names: tuple[str, ...] = ("control_",)
 
     def bind(self, inputs: Any, outputs: Any) -> Callable[[], Mapping[str, torch.Tensor]]:
@@ -535,6 +538,7 @@ class _Control:
         def call() -> Mapping[str, torch.Tensor]:
             launch("control_main", self.us + 0.01 * len(ready["v"]), host_us=5.0)
             right(ready, outputs)
+            outputs["o"].mul_(self.factor)
             return outputs
 
         return call

@@ -228,6 +228,26 @@ def test_controls_are_read_before_between_and_after(tmp_path: Path) -> None:
     assert any(line.startswith("broken is left out: ") and "SIGABRT" in line for line in lines)
 
 
+def test_an_inexact_control_keeps_its_time_and_is_flagged(tmp_path: Path) -> None:
+    events: list[tuple[str, str]] = []
+    peers = (
+        fakes.FakeBaseline(),
+        fakes.FakeBaseline("inexact", factor=1.05),
+        fakes.FakeBaseline("nonfinite", factor=float("nan")),
+    )
+    with start(tmp_path, baselines=peers, on_event=lambda *e: events.append(e)) as job:
+        every = (*job.controls("before"), *job.controls("after"))
+    assert {m.control for m in every} == {"steady", "inexact"}
+    lines = [line for kind, line in events if kind == "control"]
+    assert any(
+        line.startswith("inexact: production timed, but outputs of timed calls are wrong")
+        for line in lines
+    )
+    assert any(line.startswith("nonfinite is left out: ") for line in lines)
+    kept = job.record.details["control_errors"]["inexact"]
+    assert not all(e["within"] for e in kept)
+
+
 def test_a_drifting_control_voids_the_job(tmp_path: Path) -> None:
     with start(tmp_path, baselines=(fakes.FakeBaseline(us=20, later_us=21),)) as job:
         job.controls("before")
