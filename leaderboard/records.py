@@ -205,7 +205,8 @@ class MeasurementRecord(_Record):
     """Kernel names really launched."""
     held_out: bool = False
     phase: str = "search"
-    """``search``, ``before``/``between``/``after`` (controls) or ``final`` (finalists)."""
+    """``search``, ``before``/``between``/``after`` (controls), ``final`` (finalists) or
+    ``bench`` (controls and a winner in turns)."""
 
     @model_validator(mode="after")
     def _one_owner(self) -> MeasurementRecord:

@@ -180,6 +180,14 @@ def test_campaigns_has_every_option_of_launch() -> None:
     assert shown == options
 
 
+def test_bench_has_every_option_of_its_command() -> None:
+    bench = cli.get_command(click.Context(cli), "bench")
+    assert bench is not None
+    options = {o for p in bench.params if isinstance(p, click.Option) for o in p.opts}
+    shown = {code(r[0])[0].split()[0] for r in rows(page("bench.md"), "option of `factory bench`")}
+    assert shown == options
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name: str) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

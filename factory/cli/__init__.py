@@ -26,6 +26,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("factory.cli.show:show", "All that was seen of one trial."),
     "leaderboard": ("factory.cli.board:leaderboard", "Ranked trials; import and export them."),
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
+    "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),
     "doctor": ("factory.cli.doctor:doctor", "Is this machine and its toolchain fit?"),
 }

@@ -90,6 +90,8 @@ class Controls:
         """Control to the medians of each of its readings, by workload."""
         self.errors: dict[str, list[dict[str, Any]]] = {}
         """Control to its errors on the inputs that candidates are gated on, first reading."""
+        self.left_out: dict[str, list[str]] = {}
+        """Control to why it was not timed, wholly or on some regime."""
         self.closed = False
         """Whether the closing reading was taken."""
 
@@ -111,11 +113,20 @@ class Controls:
                 except ChildFailure as failure:
                     self._lose(control, str(failure))
 
-    def read(self, phase: str) -> tuple[MeasurementRecord, ...]:
+    def read(
+        self, phase: str, *, sampling: Sampling | None = None
+    ) -> tuple[MeasurementRecord, ...]:
         """Time every control that is loaded.
 
         The first reading takes all clocks and also the slow regime; later ones
         take ``gpu`` time on production, which is what drift is judged by.
+
+        Parameters
+        ----------
+        phase : str
+            For the records.
+        sampling : Sampling, optional
+            Take this instead, on both regimes, and of slow controls too.
 
         Raises
         ------
@@ -127,10 +138,11 @@ class Controls:
         for control in self._controls:
             if control.child is None:
                 continue
-            if not first and phase != _CLOSING and control.reading_s > _SLOW_S:
+            brief = sampling is None and not first and phase != _CLOSING
+            if brief and control.reading_s > _SLOW_S:
                 continue
             try:
-                found += self._one(control, control.child, phase, first)
+                found += self._one(control, control.child, phase, first, sampling)
             except ChildFailure as failure:
                 self._lose(control, str(failure))
         self._readings += [(phase, record) for record in found]
@@ -138,18 +150,24 @@ class Controls:
         return tuple(found)
 
     def _one(
-        self, control: _Control, child: Child, phase: str, first: bool
+        self,
+        control: _Control,
+        child: Child,
+        phase: str,
+        first: bool,
+        sampling: Sampling | None,
     ) -> list[MeasurementRecord]:
         name = control.baseline.name
         found: list[MeasurementRecord] = []
-        for regime in self._regimes if first else self._regimes[:1]:
+        for regime in self._regimes if first or sampling else self._regimes[:1]:
             production = regime is self._regimes[0]
+            usual = _FIRST if first and production else _AGAIN
             began = time.perf_counter()
             timed = self._timer.take(
                 child,
                 regime,
                 self._workloads,
-                _FIRST if first and production else _AGAIN,
+                sampling or usual,
                 declared=None,
                 limit_s=self._limits.control_s,
                 stage="control",
@@ -183,8 +201,10 @@ class Controls:
         name = control.baseline.name
         if timed.skipped:
             reason = next(iter(timed.skipped.values()))
+            self._note(name, f"{regime.name}: {reason}")
             self._event("control", f"{name}: {regime.name} left out: {reason}")
         if timed.wrong:
+            self._note(name, f"{regime.name}: {timed.wrong}")
             self._event("control", f"{name}: {regime.name} not timed: {timed.wrong}")
         if timed.inexact:
             self._event("control", f"{name}: {regime.name} timed, but {timed.inexact}")
@@ -197,7 +217,13 @@ class Controls:
         if control.child is not None:
             self._stop(control.child)
             control.child = None
+        self._note(control.baseline.name, reason)
         self._event("control", f"{control.baseline.name} is left out: {reason}")
+
+    def _note(self, name: str, reason: str) -> None:
+        known = self.left_out.setdefault(name, [])
+        if reason not in known:
+            known.append(reason)
 
     def drift(self) -> float | None:
         """Largest relative change of a control's geomean against its first reading.

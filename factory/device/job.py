@@ -26,7 +26,8 @@ from factory.device.gate import Gate
 from factory.device.hardware import Device
 from factory.device.measure import Measurer, declared
 from factory.device.process import Child, ChildFailure, Spawner
-from factory.device.protocol import Limits, Load, Open, Target
+from factory.device.protocol import Limits, Load, Open, Sampling, Target
+from factory.device.rounds import IN_TURNS, PHASE, Rounds, run_rounds
 from factory.device.smoke import Smoke, run_smoke
 from factory.device.timing import Timer
 from factory.device.verdicts import of_failure
@@ -41,7 +42,7 @@ from leaderboard.records import (
 )
 from operations import Operation, Regime, Workload
 
-__all__ = ["DeviceJob", "Finals", "Handle", "open_job"]
+__all__ = ["DeviceJob", "Finals", "Handle", "Rounds", "open_job"]
 
 TIMED_BETWEEN = 8
 """Candidates timed between two readings of the controls."""
@@ -332,6 +333,24 @@ class DeviceJob:
             for handle in handles.values():
                 self.release(handle)
 
+    def rounds(self, handles: Sequence[Handle], *, rounds: int = 3) -> Rounds:
+        """Time candidates and controls in turns: all clocks, at production and at slow gates.
+
+        A handle that failed a stage before stays failed and is left out.
+
+        Raises
+        ------
+        HarnessError
+        """
+        by_schedule = {h.schedule: h for h in handles}
+        return run_rounds(
+            list(by_schedule),
+            self._measurer,
+            rounds=rounds,
+            stage=lambda s, work: self._stage(by_schedule[s], lambda: work(by_schedule[s].child)),
+            controls=lambda: self._read_controls(PHASE, IN_TURNS),
+        )
+
     def close(self, note: str = "") -> JobRecord:
         """End all processes, give the GPU back and settle the job's status; idempotent."""
         if self._closed:
@@ -361,6 +380,7 @@ class DeviceJob:
                 "note": note,
                 "details": {
                     "control_errors": {} if self._controls is None else self._controls.errors,
+                    "left_out": {} if self._controls is None else self._controls.left_out,
                     "throttled": throttled,
                 },
             }
@@ -516,8 +536,10 @@ class DeviceJob:
             thorough=thorough,
         )
 
-    def _read_controls(self, phase: str) -> tuple[MeasurementRecord, ...]:
+    def _read_controls(
+        self, phase: str, sampling: Sampling | None = None
+    ) -> tuple[MeasurementRecord, ...]:
         assert self._controls is not None
         self._controls.load()
         with self._alone():
-            return self._controls.read(phase)
+            return self._controls.read(phase, sampling=sampling)

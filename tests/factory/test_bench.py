@@ -1,0 +1,578 @@
+"""``factory bench``: controls and ours in turns on a simulated device, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import check_fakes
+import device_fakes as fakes
+import pytest
+
+import candidates
+import operations
+from factory.bench import (
+    LIMITS,
+    WINNER,
+    Benched,
+    Entry,
+    Row,
+    bench,
+    choose,
+    floor_of,
+    geomeans,
+    rows,
+)
+from factory.cli import main
+from factory.device.rounds import PHASE, pooled, run_rounds
+from factory.device.simulated import SimulatedDevice
+from factory.errors import UserError
+from leaderboard import Clock, Store, Verdict, open_store, shapes, winner
+from leaderboard.records import (
+    CampaignRecord,
+    CampaignStatus,
+    FingerprintRecord,
+    JobRecord,
+    JobStatus,
+    MeasurementRecord,
+    StageRecord,
+    StageStatus,
+    TrialStatus,
+)
+
+TOY = operations.get("toy_scale")
+FAMILY = candidates.get("toy_scale")
+SHAPES = ("16", "64")
+ALL_CLOCKS = {("gpu", "warm"), ("gpu", "cold"), ("per_call", "warm"), ("pipelined", "warm")}
+
+
+def named(kind: str) -> Entry:
+    return Entry(fakes.FAMILY.schedule({"kind": kind}), "named")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    """Two right schedules and two wrong ones beside four controls, two of which run."""
+    return bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        [named(k) for k in ("good", "better", "wrong", "library")],
+        device=SimulatedDevice(),
+        baselines=(
+            fakes.FakeBaseline(),
+            fakes.FakeBaseline("fed_raw", us=9.0, form="raw"),
+            fakes.FakeBaseline("absent", absent="absent is not installed; pip install absent"),
+            fakes.FakeBaseline("broken", broken=True),
+        ),
+        log_dir=tmp_path_factory.mktemp("bench"),
+        seed=1,
+        rounds=2,
+        workloads=SHAPES,
+    )
+
+
+@pytest.fixture(scope="module")
+def times(found: Benched) -> tuple[Row, ...]:
+    return rows(found)
+
+
+def of(times: tuple[Row, ...], contestant: str) -> list[Row]:
+    return [r for r in times if r.contestant == contestant]
+
+
+# -- one bench ---------------------------------------------------------------------------
+
+
+def test_ours_and_controls_stand_side_by_side_in_one_valid_job(found: Benched) -> None:
+    assert [c.id for c in found.contestants] == ["ours", "ours_2", "steady", "fed_raw"]
+    assert [c.what for c in found.contestants[:3]] == ["kind=good", "kind=better", "steady 1"]
+    assert found.reference == "ours"
+    assert found.job.status is JobStatus.VALID
+    every = [m for times in found.measurements.values() for m in times]
+    assert {(m.job_id, m.phase) for m in every} == {(found.job.id, PHASE)}
+
+
+@pytest.mark.parametrize("contestant", ["ours", "ours_2", "steady"])
+def test_everybody_is_timed_on_every_shape_clock_cache_and_regime(
+    times: tuple[Row, ...], contestant: str
+) -> None:
+    mine = of(times, contestant)
+    assert {(r.workload, r.regime, r.clock, r.cache) for r in mine} == {
+        (w, regime, *clock)
+        for w in SHAPES
+        for regime in ("production", "slow")
+        for clock in ALL_CLOCKS
+    }
+
+
+def test_samples_of_all_rounds_are_pooled(times: tuple[Row, ...]) -> None:
+    for contestant in ("ours", "steady"):
+        counts = {(r.clock, r.cache): r.samples for r in of(times, contestant)}
+        assert counts == {
+            ("gpu", "warm"): 30,
+            ("gpu", "cold"): 12,
+            ("per_call", "warm"): 24,
+            ("pipelined", "warm"): 8,
+        }
+
+
+def test_losses_are_marked_on_each_shape_and_clock(times: tuple[Row, ...]) -> None:
+    raw = {(r.workload, r.clock, r.cache): r for r in of(times, "fed_raw")}
+    lost = raw["64", "gpu", "warm"]
+    assert lost.us == pytest.approx(9.64)
+    assert lost.against is not None
+    assert lost.against.ratio == pytest.approx(10.64 / 9.64, rel=1e-3)
+    assert lost.against.verdict is Verdict.SLOWER
+    assert lost.beats_ours
+    # Its host path is longer.
+    assert not raw["64", "per_call", "warm"].beats_ours
+    assert not any(r.beats_ours for r in of(times, "steady"))
+    assert all(r.against is None for r in of(times, "ours"))
+
+
+def test_geomeans_are_over_all_shapes_and_name_those_lost(
+    found: Benched, times: tuple[Row, ...]
+) -> None:
+    means = {(g.contestant, g.regime, g.clock, g.cache): g for g in geomeans(found, times)}
+    raw = means["fed_raw", "production", "gpu", "warm"]
+    assert raw.us == pytest.approx((9.16 * 9.64) ** 0.5)
+    assert raw.losses == SHAPES
+    assert raw.against is not None
+    assert raw.against.ratio == pytest.approx((10.16 * 10.64 / 9.16 / 9.64) ** 0.5, rel=1e-3)
+    assert means["steady", "slow", "pipelined", "warm"].losses == ()
+    assert ("fed_raw", "slow", "gpu", "warm") not in means
+
+
+def test_the_form_of_inputs_is_stated(found: Benched, times: tuple[Row, ...]) -> None:
+    assert {c.id: c.input_form for c in found.contestants}["fed_raw"] == "raw"
+    assert {r.input_form for r in of(times, "fed_raw")} == {"raw"}
+    assert {r.input_form for r in of(times, "ours")} == {"activated"}
+
+
+def test_what_is_missing_is_named_with_its_reason(found: Benched) -> None:
+    told: dict[str, str] = {}
+    for m in found.missing:
+        assert m.id not in told, "once"
+        told[m.id] = m.reason
+    assert told["absent"] == "absent is not installed; pip install absent"
+    assert "SIGABRT" in told["broken"]
+    assert told["fed_raw"] == "slow: fed_raw takes raw inputs only"
+    assert "fed activated ones" in told["ours, raw inputs"]
+
+
+def test_a_wrong_schedule_is_refused_and_has_no_time(found: Benched) -> None:
+    assert found.refused == ("kind=wrong", "kind=library")
+    told = {m.id: m.reason for m in found.missing}
+    assert "o is off by max" in told["kind=wrong"]
+    # Its outputs are right; what it launches is seen when it is timed.
+    assert "launched 'library_gemm', undeclared" in told["kind=library"]
+    assert not {"ours_3", "ours_4"} & set(found.measurements)
+
+
+def test_errors_are_those_on_shared_inputs(found: Benched) -> None:
+    worst = {c.id: c.largest_error for c in found.contestants}
+    assert set(worst["ours"]) == {"production", "slow"}
+    assert worst["ours"]["production"] == worst["steady"]["production"], "the same arithmetic"
+
+
+def test_the_floor_is_bytes_over_what_a_copy_reaches() -> None:
+    device = SimulatedDevice()
+    measured = floor_of(fakes.OPERATION, ["64"], device, "NVIDIA H200")
+    assert measured.us == {"64": 64 * 8 * 12 / 4.25e12 * 1e6}
+    assert "measured" in measured.source
+    unknown = floor_of(fakes.OPERATION, ["64"], device, "NVIDIA H100 PCIe")
+    assert unknown.bytes_per_s == device.peak_bytes_per_s
+    assert "data sheet" in unknown.source
+
+
+def test_every_time_is_stated_over_its_floor(found: Benched, times: tuple[Row, ...]) -> None:
+    assert all(r.over_floor == r.us / found.floor.us[r.workload] for r in times)
+
+
+@pytest.fixture(scope="module")
+def drifted(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    """A control alone, which slows down after its first round."""
+    return bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        (),
+        device=SimulatedDevice(),
+        baselines=(fakes.FakeBaseline(later_us=30.0),),
+        log_dir=tmp_path_factory.mktemp("drifted"),
+        rounds=2,
+    )
+
+
+def test_times_of_a_machine_that_did_not_hold_still_are_void(drifted: Benched) -> None:
+    assert "controls drifted by" in drifted.void
+
+
+def test_without_a_schedule_of_ours_controls_stand_alone(drifted: Benched) -> None:
+    assert drifted.reference is None
+    times = rows(drifted)
+    assert times
+    assert all(r.against is None for r in times)
+    assert all(g.us and g.against is None for g in geomeans(drifted, times))
+
+
+def test_nothing_to_time_is_said_before_a_device_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to time: absent: not there"):
+        bench(
+            fakes.OPERATION,
+            fakes.FAMILY,
+            (),
+            device=SimulatedDevice(),
+            baselines=(fakes.FakeBaseline("absent", absent="not there"),),
+            log_dir=tmp_path,
+        )
+
+
+def test_every_round_gives_everybody_one_turn() -> None:
+    seen: list[str] = []
+    first, second = (fakes.FAMILY.schedule({"kind": k}) for k in ("good", "better"))
+    measurer = SimpleNamespace(
+        regimes=lambda schedule: (), production=fakes.OPERATION.regimes["production"]
+    )
+
+    def stage(schedule, work):
+        seen.append(str(schedule["kind"]))
+        return work(None)
+
+    def controls():
+        seen.append("controls")
+        return ()
+
+    done = run_rounds([first, second], measurer, rounds=2, stage=stage, controls=controls)
+    assert seen == ["good", "better", "controls"] * 2
+    assert set(done.results) == {first, second}
+
+
+def a_time(workload: str, us: float, **changes) -> MeasurementRecord:
+    values = {
+        "job_id": "job-0",
+        "trial_id": 0,
+        "workload": workload,
+        "regime": "production",
+        "clock": Clock.GPU,
+        "cache": "warm",
+        "method": "simulated",
+        "median_us": us,
+        "low_us": us,
+        "high_us": us,
+        "samples_us": (us,),
+        "kernels": ("toy_main",),
+    }
+    return MeasurementRecord(**{**values, **changes})
+
+
+def test_pooling_keeps_owners_shapes_clocks_and_caches_apart() -> None:
+    other = {"trial_id": None, "control": "steady"}
+    made = pooled(
+        [
+            a_time("64", 10.0),
+            a_time("64", 12.0, kernels=("toy_tail",)),
+            a_time("64", 50.0, cache="cold"),
+            a_time("64", 20.0, **other),
+            a_time("256", 30.0),
+        ]
+    )
+    assert [(m.workload, m.cache, m.control, m.samples_us) for m in made] == [
+        ("64", "warm", None, (10.0, 12.0)),
+        ("64", "cold", None, (50.0,)),
+        ("64", "warm", "steady", (20.0,)),
+        ("256", "warm", None, (30.0,)),
+    ]
+    assert made[0].median_us == 11.0
+    assert made[0].kernels == ("toy_main", "toy_tail")
+
+
+# -- which schedule is ours ----------------------------------------------------------------
+
+
+def fill(store: Store, *, source: str = FAMILY.source_hash()) -> dict[int, int]:
+    """A measured campaign: block 1 leads its ranking, block 2 its finals; block to trial."""
+    now = datetime.now(UTC)
+    fingerprint = FingerprintRecord(id="f" * 64, values={"gpu": "SIM"})
+    store.put_fingerprint(fingerprint)
+    store.create_campaign(
+        CampaignRecord(
+            id="toy-1",
+            name="toy",
+            operation="toy_scale",
+            operation_version="1",
+            family="toy",
+            source_hash=source,
+            config={},
+            space_hash="b" * 64,
+            space={},
+            seed=0,
+            budget=2,
+            status=CampaignStatus.RUNNING,
+            clock=Clock.GPU,
+            workloads=("64", "256"),
+            created_at=now,
+            updated_at=now,
+        )
+    )
+    store.acquire("toy-1")
+    store.open_job(
+        JobRecord(
+            id="job-0",
+            campaign_id="toy-1",
+            fingerprint_id=fingerprint.id,
+            gpu="SIM",
+            status=JobStatus.OPEN,
+            started_at=now,
+        )
+    )
+    trials = {}
+    for block, us, final_us in ((1, 11.0, 13.0), (2, 12.0, 12.0)):
+        schedule = FAMILY.schedule({"kind": "exact", "block": block})
+        trial = store.begin_trial(
+            "toy-1",
+            number=block,
+            schedule_key=schedule.key,
+            schedule=schedule.as_dict(),
+            source_hash=source,
+            gate_bound=-5.5,
+            log_path=None,
+        )
+        trials[block] = trial.id
+
+        def on(us: float, phase: str, trial_id: int = trial.id) -> list[MeasurementRecord]:
+            return [
+                a_time(w, us, trial_id=trial_id, regime=r, phase=phase)
+                for r in ("production", "slow")
+                for w in ("64", "256")
+            ]
+
+        store.record_stage(
+            trial.id,
+            StageRecord(stage="time", status=StageStatus.PASSED, seconds=0.1),
+            measurements=on(us, "search"),
+        )
+        store.finish_trial(
+            trial.id,
+            TrialStatus.PASSED,
+            clock=Clock.GPU,
+            score_us=us,
+            slow_us=us,
+            job_id="job-0",
+        )
+        store.add_measurements(on(final_us, "final"))
+    store.close_job("job-0", JobStatus.VALID)
+    store.release("toy-1")
+    return trials
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    with open_store(f"sqlite:///{tmp_path}/t.db") as opened:
+        yield opened
+
+
+def test_the_winner_is_the_first_of_the_finals_not_of_the_ranking(store: Store) -> None:
+    trials = fill(store)
+    (entry,), missing = choose(TOY, FAMILY, [WINNER], [store])
+    assert (entry.schedule["block"], entry.trial_id) == (2, trials[2])
+    assert f"trial {trials[2]} of toy-1" in entry.origin
+    assert not missing
+
+
+def test_a_winner_is_looked_for_where_the_first_leaderboard_has_none(
+    store: Store, tmp_path: Path
+) -> None:
+    fill(store)
+    with open_store(f"sqlite:///{tmp_path}/empty.db") as empty:
+        (entry,), _ = choose(TOY, FAMILY, [WINNER], [empty, store])
+        assert entry.schedule["block"] == 2
+        none, (told,) = choose(TOY, FAMILY, [WINNER], [empty])
+    assert none == ()
+    assert told.id == "winner"
+    assert "no measured trial of toy_scale 1" in told.reason
+
+
+def test_a_winner_of_other_source_is_timed_and_says_so(store: Store) -> None:
+    fill(store, source="1" * 64)
+    (entry,), _ = choose(TOY, FAMILY, [WINNER], [store])
+    assert entry.trial_id is None, "new times are none of that trial"
+    assert "measured with other source" in entry.origin
+
+
+def test_a_winner_that_the_family_no_longer_has_is_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store)
+    monkeypatch.setattr(type(FAMILY), "parameters", FAMILY.parameters[:1])
+    none, (told,) = choose(TOY, FAMILY, [WINNER], [store])
+    assert none == ()
+    assert "cannot be built any more: unknown parameter 'block'" in told.reason
+
+
+def test_schedules_are_named_by_key_and_found_in_the_leaderboard(store: Store) -> None:
+    trials = fill(store)
+    keys = ["kind=exact block=1", WINNER, "kind=exact block=7", "kind=exact block=2"]
+    entries, _ = choose(TOY, FAMILY, keys, [store])
+    assert [e.schedule["block"] for e in entries] == [1, 2, 7], "each once"
+    assert [e.trial_id for e in entries] == [trials[1], trials[2], None]
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("kind=exakt", "kind='exakt' is not one of"),
+        ("kind=exact", "block is missing"),
+        ("fast please", "kind is missing"),
+        ("kind=greedy", "cannot be built: wants 300 KiB of 227"),
+    ],
+)
+def test_a_key_that_is_no_schedule_is_refused(key: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        choose(TOY, FAMILY, [key], [])
+
+
+# -- the command ---------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
+    """``factory bench`` in an empty folder; the toy has one control."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("candidates.baselines", lambda name: (check_fakes.Control(),))
+
+    def run(*arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            main(["bench", *arguments])
+        said = capsys.readouterr()
+        return Answer(int(left.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factory.cli.bench._gpu", lambda: SimulatedDevice(gpu="SIM GPU"))
+
+
+def test_without_an_sm90_gpu_it_is_one_line_and_exit_code_3(
+    command: Callable[..., Answer], tmp_path: Path
+) -> None:
+    for operation in ("toy_scale", "kda_prefill"):
+        done = command(operation)
+        assert done.code == 3
+        assert done.err.splitlines() == [
+            "factory: no sm90 GPU is visible; measured clocks need one (H100, H200)"
+        ]
+        assert not done.out
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["toy_scalee"], "did you mean 'toy_scale'?"),
+        (["toy_scale", "--workload", "265"], "unknown workload '265'; did you mean '256'?"),
+        (["toy_scale", "--workload", "17"], "unknown workload '17'"),
+        (["toy_scale", "--control", "steddy"], "did you mean 'steady'?"),
+        (["toy_scale", "--schedule", "kind=fast"], "kind='fast' is not one of"),
+        (["toy_scale", "--rounds", "0"], "--rounds"),
+        (["toy_scale", "--db", "sqlite:///absent.db"], "there is no database at absent.db"),
+        (["toy_scale", "--record"], "--record needs a leaderboard"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    command: Callable[..., Answer], arguments: list[str], said: str
+) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not done.out
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_winner_of_the_leaderboard_here_is_timed_and_recorded(
+    command: Callable[..., Answer], tmp_path: Path
+) -> None:
+    with open_store(f"sqlite:///{tmp_path}/factory.db") as store:
+        trials = fill(store)
+    done = command("toy_scale", "--record", "--json", "--rounds", "2", "--seed", "5")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert answer["seed"] == 5
+    assert [c["id"] for c in answer["contestants"]] == ["ours", "steady"]
+    assert answer["contestants"][0]["what"] == "kind=exact block=2"
+    assert answer["missing"] == [], "the toy has no raw form to miss"
+    ids = [r["id"] for r in answer["rows"]]
+    assert len(ids) == len(set(ids)) == 2 * 2 * 2 * 4
+    assert ids[0] == "ours 64 production gpu warm"
+    assert answer["rows"][0]["kernels"] == ["toy_main"]
+    assert [s["id"] for s in answer["floor"]["shapes"]] == ["64", "256"]
+    mean = next(g for g in answer["geomeans"] if g["id"] == "steady production gpu warm")
+    assert mean["against"]["ratio"] == pytest.approx(12.0 / 20.0, rel=1e-3)
+    assert mean["losses"] == []
+    assert f"stored: job {answer['id']}, 32 times" in done.err
+    with open_store(f"sqlite:///{tmp_path}/factory.db", read_only=True) as store:
+        assert store.get_job(answer["id"]).status is JobStatus.VALID
+        mine = [s for s in shapes(store, trials[2]) if s.job_id == answer["id"]]
+        assert {s.phase for s in mine} == {PHASE}
+        assert {c.control for s in mine for c in s.controls} == {"steady"}
+        won = winner(store, "toy-1")
+        assert won is not None
+        assert won.job_id == "job-0", "finals stay what they were"
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_tables_fit_a_terminal_and_name_what_is_missing(command: Callable[..., Answer]) -> None:
+    done = command("toy_scale", "--workload", "64", "--rounds", "1")
+    assert done.code == 0, done.err
+    assert "winner: no measured trial of toy_scale 1 in the shipped results" in done.out
+    assert "production: geomean us over 1 shapes" in done.out
+    assert "slow, per_call: median us" in done.out
+    assert "production, gpu cold: median us" in done.out
+    tables = done.out.partition("slow: geomean")[2]
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_losses_are_marked_in_the_tables(
+    command: Callable[..., Answer], found: Benched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("factory.cli.bench._gpu", SimulatedDevice)
+    monkeypatch.setattr("factory.bench.bench", lambda *_, **__: found)
+    done = command("toy_scale")
+    assert done.code == 1, "a schedule of ours was refused"
+    table = done.out.partition("production, gpu: median us")[2].partition("median us")[0]
+    cells = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
+    assert cells["16"][1:] == ["0.00032", "10.16", "*8.16", "20.16", "*9.16", "1.109"]
+    assert cells["faster"] == ["faster", "on", "-", "2/2", "0/2", "2/2"]
+    assert "kind=wrong: rejected: production 16: o is off" in done.out
+
+
+def test_void_times_are_exit_code_3(
+    command: Callable[..., Answer], drifted: Benched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("factory.cli.bench._gpu", SimulatedDevice)
+    monkeypatch.setattr("factory.bench.bench", lambda *_, **__: drifted)
+    done = command("toy_scale")
+    assert done.code == 3
+    assert "these times do not count: controls drifted by" in done.out
+    assert json.loads(command("toy_scale", "--json").out)["void"]
+
+
+def test_a_control_that_tunes_itself_has_the_time_for_it() -> None:
+    heads = {w.heads for w in operations.get("kda_prefill").tuned()}
+    assert LIMITS.control_s >= 2 * 60 * len(heads), "a minute for each head count, and more"
