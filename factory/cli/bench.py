@@ -122,12 +122,12 @@ def bench(
             missing=missing,
             on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
         )
+        if as_json:
+            print_json(_object(found))
+        else:
+            _print(found)
         if record and store is not None:
             click.echo(_record(store, found), err=True)
-    if as_json:
-        print_json(_object(found))
-    else:
-        _print(found)
     if found.void:
         return EXIT_MACHINE
     return EXIT_NOTHING_PASSED if found.refused else EXIT_DONE
