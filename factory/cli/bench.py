@@ -306,18 +306,19 @@ def _print(found: Benched) -> None:
 
 def _print_contestants(found: Benched) -> None:
     regimes = list(dict.fromkeys(r for c in found.contestants for r in c.largest_error))
+    heads = [f"max error\n{r}" for r in regimes]
     print_table(
-        ["column", "what", "inputs", *(f"max error\n{r}" for r in regimes)],
+        ["column", "inputs", *heads, "what"],
         (
             [
                 c.id,
-                c.what,
                 c.input_form,
                 *(_error(c.largest_error.get(r)) for r in regimes),
+                c.what,
             ]
             for c in found.contestants
         ),
-        right=",".join(f"max error\n{r}" for r in regimes),
+        right=",".join(heads),
     )
     for c in found.contestants:
         if c.origin:
@@ -381,7 +382,7 @@ def _print_cell(found: Benched, times: Sequence[Row], means: dict[str, Geomean])
         by_shape.setdefault(r.workload, {})[r.contestant] = r
     columns = [c for c in found.contestants if c.id in means]
     heads = [_head(c) for c in columns]
-    ratio = "ours/\nbest"
+    ratio = "to\nbest"
     lines = [
         [
             workload,
@@ -400,7 +401,7 @@ def _print_cell(found: Benched, times: Sequence[Row], means: dict[str, Geomean])
         ]
     )
     if found.reference is not None:
-        lines.append(["ours over it", "", *(_ratio(means[c.id].against) for c in columns), ""])
+        lines.append(["ratio", "", *(_ratio(means[c.id].against) for c in columns), ""])
         lines.append(["faster on", "", *(_faster_on(means[c.id]) for c in columns), ""])
     first = times[0]
     print_table(
@@ -415,7 +416,7 @@ def _over_best(found: Benched, mine: dict[str, Row]) -> str:
     """Ours over the fastest control of a shape."""
     ours = mine.get(found.reference or "")
     controls = [r.us for name, r in mine.items() if name not in found.entries]
-    return "-" if ours is None or not controls else f"{ours.us / min(controls):.3f}"
+    return "-" if ours is None or not controls else f"{ours.us / min(controls):.2f}"
 
 
 def _ratio(against: Contrast | None) -> str:

@@ -557,7 +557,7 @@ def test_losses_are_marked_in_the_tables(
     assert done.code == 1, "a schedule of ours was refused"
     table = done.out.partition("production, gpu: median us")[2].partition("median us")[0]
     cells = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
-    assert cells["16"][1:] == ["0.00032", "10.16", "*8.16", "20.16", "*9.16", "1.109"]
+    assert cells["16"][1:] == ["0.00032", "10.16", "*8.16", "20.16", "*9.16", "1.11"]
     assert cells["faster"] == ["faster", "on", "-", "2/2", "0/2", "2/2"]
     assert "kind=wrong: rejected: production 16: o is off" in done.out
 
