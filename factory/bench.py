@@ -105,6 +105,9 @@ class Contestant:
     largest_error : dict
         Regime to the largest max error of any output on any shape, on inputs
         that all contestants share.
+    inexact : tuple of str
+        Regimes on which an output is beyond the tolerances that ours meets: a
+        control is timed all the same.
     """
 
     id: str
@@ -112,6 +115,7 @@ class Contestant:
     origin: str
     input_form: str
     largest_error: dict[str, float]
+    inexact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -549,7 +553,10 @@ def _add_control(
         return
     errors = job.details["control_errors"].get(name, ())
     worst = _largest((e["regime"], e["max_rel"]) for e in errors)
-    seen.contestants.append(Contestant(name, baseline.version(), "", baseline.input_form, worst))
+    beyond = tuple(dict.fromkeys(e["regime"] for e in errors if not e["within"]))
+    seen.contestants.append(
+        Contestant(name, baseline.version(), "", baseline.input_form, worst, beyond)
+    )
     seen.measurements[name] = mine
 
 

@@ -35,6 +35,7 @@ __all__ = ["bench"]
 
 _FASTER = "*"
 _TIED = "="
+_INEXACT = "!"
 
 
 @click.command()
@@ -313,20 +314,24 @@ def _print_contestants(found: Benched) -> None:
             [
                 c.id,
                 c.input_form,
-                *(_error(c.largest_error.get(r)) for r in regimes),
+                *(_error(c, r) for r in regimes),
                 c.what,
             ]
             for c in found.contestants
         ),
         right=",".join(heads),
     )
+    if any(c.inexact for c in found.contestants):
+        click.echo(f"{_INEXACT} beyond the tolerance that ours meets")
     for c in found.contestants:
         if c.origin:
             click.echo(f"{c.id}: {c.origin}")
 
 
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
+def _error(contestant: Contestant, regime: str) -> str:
+    value = contestant.largest_error.get(regime)
+    mark = _INEXACT if regime in contestant.inexact else ""
+    return "-" if value is None else f"{mark}{value:.1e}"
 
 
 def _head(contestant: Contestant) -> str:

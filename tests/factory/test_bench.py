@@ -28,6 +28,7 @@ from factory.bench import (
     rows,
 )
 from factory.cli import main
+from factory.cli.bench import _print_contestants
 from factory.device.rounds import PHASE, pooled, run_rounds
 from factory.device.simulated import SimulatedDevice
 from factory.errors import UserError
@@ -195,13 +196,13 @@ def test_every_time_is_stated_over_its_floor(found: Benched, times: tuple[Row, .
 
 @pytest.fixture(scope="module")
 def drifted(tmp_path_factory: pytest.TempPathFactory) -> Benched:
-    """A control alone, which slows down after its first round."""
+    """A control alone, which slows down after its first round and is off by 5%."""
     return bench(
         fakes.OPERATION,
         fakes.FAMILY,
         (),
         device=SimulatedDevice(),
-        baselines=(fakes.FakeBaseline(later_us=30.0),),
+        baselines=(fakes.FakeBaseline(later_us=30.0, factor=1.05),),
         log_dir=tmp_path_factory.mktemp("drifted"),
         rounds=2,
     )
@@ -217,6 +218,19 @@ def test_without_a_schedule_of_ours_controls_stand_alone(drifted: Benched) -> No
     assert times
     assert all(r.against is None for r in times)
     assert all(g.us and g.against is None for g in geomeans(drifted, times))
+
+
+def test_a_control_beyond_tolerance_is_timed_and_flagged(
+    drifted: Benched, found: Benched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (control,) = drifted.contestants
+    assert control.inexact == ("production", "slow")
+    assert control.largest_error["production"] > 0.04
+    assert not any(c.inexact for c in found.contestants)
+    _print_contestants(drifted)
+    said = capsys.readouterr().out
+    assert f"!{control.largest_error['slow']:.1e}" in said
+    assert "! beyond the tolerance that ours meets" in said
 
 
 def test_nothing_to_time_is_said_before_a_device_is_taken(tmp_path: Path) -> None:
