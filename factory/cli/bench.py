@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candidates import Baseline, Family
-    from factory.bench import Benched, Contestant, Geomean, Row
+    from factory.bench import Benched, Contestant
+    from factory.bench_rows import Geomean, Row
     from factory.device.hardware import Device
     from leaderboard import Contrast, Store
     from leaderboard.records import MeasurementRecord
@@ -232,7 +233,7 @@ def _record(store: Store, found: Benched) -> str:
 
 
 def _object(found: Benched) -> dict[str, Any]:
-    from factory.bench import geomeans, rows
+    from factory.bench_rows import geomeans, rows
 
     times = rows(found)
     return {
@@ -272,7 +273,7 @@ def _object(found: Benched) -> dict[str, Any]:
 
 
 def _print(found: Benched) -> None:
-    from factory.bench import geomeans, rows
+    from factory.bench_rows import geomeans, rows
 
     operation, job = found.operation, found.job
     click.echo(

@@ -15,18 +15,8 @@ import pytest
 
 import candidates
 import operations
-from factory.bench import (
-    LIMITS,
-    WINNER,
-    Benched,
-    Entry,
-    Row,
-    bench,
-    choose,
-    floor_of,
-    geomeans,
-    rows,
-)
+from factory.bench import LIMITS, WINNER, Benched, Entry, bench, choose, floor_of
+from factory.bench_rows import Row, geomeans, rows
 from factory.cli import main
 from factory.cli.bench import _print_contestants
 from factory.device.rounds import PHASE, pooled, run_rounds
