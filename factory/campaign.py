@@ -16,12 +16,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from factory.budget import used_up
 from factory.driver import Driver
 from factory.errors import EXIT_INTERRUPTED, MachineError, UserError
 from factory.executors.base import Executor, WorkerContext
 from factory.plan import Plan, refuse_changes
 from factory.progress import View
 from factory.stages.base import HarnessError
+from factory.tally import Tally
+from factory.warm import earlier_campaigns
 from leaderboard.records import CampaignRecord, CampaignStatus
 
 if TYPE_CHECKING:
@@ -88,22 +91,28 @@ def find_resumable(store: Store, name: str) -> CampaignRecord:
     return named[-1]
 
 
-def refuse_finished(plan: Plan, stored: CampaignRecord) -> None:
-    """A finished campaign goes on only towards a larger total.
+def refuse_finished(plan: Plan, store: Store, stored: CampaignRecord) -> None:
+    """A finished campaign goes on only towards a larger budget.
 
     Raises
     ------
     UserError
         It is finished, and the plan has no trial left for it.
     """
-    if stored.status is CampaignStatus.FINISHED and plan.target <= stored.budget:
+    if stored.status is not CampaignStatus.FINISHED:
+        return
+    tally = Tally(stored.id, plan.clock.value, plan.target, plan.funnel.stages)
+    tally.restore(store.load_trials(stored.id))
+    how = used_up(plan.config, tally)
+    if tally.finished >= plan.target:
         how = (
             "all offered schedules were tried"
-            if stored.budget >= len(plan.offered)
+            if tally.finished >= len(plan.offered)
             else "raise its total with --budget"
         )
+    if how is not None:
         raise UserError(
-            f"nothing to resume: {stored.id} is finished after {stored.budget} trials; {how}, or "
+            f"nothing to resume: {stored.id} is finished after {tally.finished} trials; {how}, or "
             "launch without --resume to start a new one"
         )
 
@@ -164,7 +173,8 @@ def _launch(
 ) -> Launched:
     if stored is not None:
         refuse_changes(plan, stored)
-        refuse_finished(plan, stored)
+        refuse_finished(plan, store, stored)
+    earlier_campaigns(plan, store, before=stored.created_at if stored else None)
     campaign = store.create_campaign(plan.record()) if stored is None else stored
     store.acquire(campaign.id)
     try:
@@ -172,7 +182,10 @@ def _launch(
             store.abandon_open_trials(campaign.id)
             store.void_open_jobs(campaign.id, "its driver was killed")
         campaign = store.set_campaign_status(
-            campaign.id, CampaignStatus.RUNNING, budget=plan.target
+            campaign.id,
+            CampaignStatus.RUNNING,
+            budget=plan.target,
+            config=plan.config.model_dump(),
         )
         return _run(plan, store, campaign, make_executor, view, log_root)
     finally:

@@ -29,6 +29,7 @@ __all__ = [
     "preset_text",
     "to_toml",
     "validate_config",
+    "with_defaults",
 ]
 
 
@@ -83,9 +84,19 @@ class CampaignConfig(_Model):
     """Offered subset of the schedule space, by the family's name for it; None is its first."""
     budget: int = Field(default=64, ge=1)
     """Finished trials in all, resumed ones included; never more than are offered."""
+    gpu_minutes: float = Field(default=0.0, ge=0)
+    """Minutes of gate, screen and time in all, over all GPUs, after which nothing is begun;
+    0 sets no limit."""
+    patience: int = Field(default=0, ge=0)
+    """Finished trials without a new best after which nothing is begun; 0 sets no limit."""
     seed: int = Field(default=0, ge=0)
     """Seed of inputs and sampler."""
-    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    sampler: Literal["tpe", "gp", "random", "grid"] = "tpe"
+    first: int = Field(default=0, ge=0)
+    """So many schedules, the best by the cost model, are proposed before the sampler is asked."""
+    warm_start: bool | list[str] = False
+    """Whether the sampler knows the trials of earlier campaigns on the same operation and source;
+    a list names the campaigns, by name or id."""
     clock: Literal["gpu", "modelled"] | None = None
     """Clock that ranks; None is ``gpu`` where there is an sm90 GPU, else ``modelled``."""
     stop_after: Literal["emulate", "compile"] = "compile"
@@ -99,7 +110,7 @@ class CampaignConfig(_Model):
     executor: ExecutorConfig = ExecutorConfig()
 
 
-FREE_ON_RESUME = frozenset({"budget", "executor"})
+FREE_ON_RESUME = frozenset({"budget", "gpu_minutes", "patience", "executor"})
 """Keys that may change when a campaign is resumed: they do not change any verdict."""
 
 
@@ -133,6 +144,8 @@ def _explain(error: ValidationError, origin: str) -> str:
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
     value = problem["input"]
+    if problem["loc"][:1] == ("warm_start",):  # a union: its problems name its members
+        return f"{origin}: warm_start should be true, false or a list of campaigns"
     match problem["type"]:
         case "extra_forbidden":
             known = list(_known_keys(CampaignConfig))
@@ -243,6 +256,8 @@ def to_toml(config: CampaignConfig) -> str:
 
 
 def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
@@ -263,3 +278,16 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
         elif a != b:
             changed.append(f"{prefix}{key}")
     return changed
+
+
+def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the keys that came later, each with its default."""
+    later = {
+        name: info.get_default(call_default_factory=True, validated_data={})
+        for name, info in CampaignConfig.model_fields.items()
+        if name not in stored and not info.is_required()
+    }
+    return {
+        **{k: v.model_dump() if isinstance(v, BaseModel) else v for k, v in later.items()},
+        **stored,
+    }

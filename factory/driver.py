@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candidates import Schedule
+from factory.budget import used_up
 from factory.executors.base import (
     CPU_STAGES,
     DEVICE_STAGES,
@@ -34,11 +35,12 @@ from factory.funnel import verdict
 from factory.plan import Plan
 from factory.progress import View
 from factory.provenance import fingerprint
-from factory.search import Outcome, Search
+from factory.search import Outcome, Search, outcome_of, violation
 from factory.stages.base import HarnessError, StageResult
 from factory.stages.model import model
 from factory.stages.validate import validate
 from factory.tally import Tally
+from factory.warm import earlier_outcomes
 from leaderboard.records import (
     CampaignRecord,
     Clock,
@@ -108,12 +110,16 @@ class Driver:
         self._retry.extend(again.values())  # the newest attempt of each, in order of proposal
         self._number = 1 + max((t.number for t in trials), default=-1)
         self._offered = {s.key: s for s in self.plan.offered}
+        prior = earlier_outcomes(self.plan, self.store, before=self.campaign.created_at)
+        self._prior = len(prior)
         self._search = Search(
             self.plan.family.parameters,
             self.plan.offered,
             sampler=self.plan.config.sampler,
             seed=self.plan.config.seed,
-            history=[_outcome(t, self._offered[t.schedule_key]) for t in finished],
+            first=self.plan.first(),
+            prior=prior,
+            history=[outcome_of(t, self._offered[t.schedule_key]) for t in finished],
         )
         self.tally = Tally(
             campaign_id=self.campaign.id,
@@ -121,7 +127,7 @@ class Driver:
             target=self.plan.target,
             stages=self.plan.funnel.stages,
         )
-        self.tally.restore(finished)
+        self.tally.restore(trials)
 
     def run(self) -> bool:
         """Work until the campaign is done; returns whether it is.
@@ -133,6 +139,8 @@ class Driver:
             abandoned.
         """
         self.view.begin(self.tally)
+        if self.plan.config.warm_start:
+            self.view.note(f"warm start: the sampler knows {self._prior} earlier trials")
         try:
             if self.plan.clock is Clock.MODELLED:
                 self._open_modelled_job()
@@ -149,6 +157,7 @@ class Driver:
         while not self.stop_asked:
             self._fill()
             if not self._open:
+                self._say_why_early()
                 if not self._wants_finals():
                     return
                 self._start_finals()
@@ -168,6 +177,8 @@ class Driver:
     def _fill(self) -> None:
         """Keep the executor busy, within the budget."""
         while not self.stop_asked and self.tally.finished + len(self._open) < self.tally.target:
+            if used_up(self.plan.config, self.tally) is not None:
+                return
             measuring = sum(o.measuring for o in self._open.values())
             if len(self._open) - measuring >= self.executor.cpu_slots:
                 return
@@ -184,6 +195,11 @@ class Driver:
                 return
             self._begin(proposed, self._number)
             self._number += 1
+
+    def _say_why_early(self) -> None:
+        why = used_up(self.plan.config, self.tally)
+        if why is not None and self.tally.finished < self.tally.target:
+            self.view.note(f"ends after {self.tally.finished} trials: {why}")
 
     def _begin(self, schedule: Schedule, number: int) -> None:
         trial = self.store.begin_trial(
@@ -257,7 +273,7 @@ class Driver:
             errors=result.errors,
             measurements=[m.model_copy(update={"trial_id": trial_id}) for m in result.measurements],
         )
-        self.tally.leave(trial_id, stage, result.status)
+        self.tally.leave(trial_id, stage, result.status, max(0.0, seconds))
         if not passed:
             estimate_us = result.details.get("estimate_us")
             self._finish(
@@ -266,6 +282,7 @@ class Driver:
                 reason=result.reason,
                 job_id=job_id,
                 estimate_us=estimate_us,
+                wrong_by=violation(result.errors),
             )
             return
         if following is None:
@@ -311,6 +328,7 @@ class Driver:
         slow_us: float | None = None,
         job_id: str | None = None,
         estimate_us: float | None = None,
+        wrong_by: float = 1.0,
     ) -> None:
         passed = status is TrialStatus.PASSED
         trial = self.store.finish_trial(
@@ -323,7 +341,8 @@ class Driver:
             job_id=job_id,
         )
         del self._open[opened.trial.id]
-        self._search.tell(Outcome(opened.schedule, status, score_us if passed else estimate_us))
+        known = score_us if passed else estimate_us
+        self._search.tell(Outcome(opened.schedule, status, known, wrong_by))
         self.view.trial(trial, best=self.tally.count(trial))
 
     # -- jobs and finals -------------------------------------------------------------
@@ -419,12 +438,3 @@ class Driver:
 def log_path(log_dir: Path, number: int) -> Path:
     """Log file of a trial."""
     return log_dir / f"trial-{number}.log"
-
-
-def _outcome(trial: TrialRecord, schedule: Schedule) -> Outcome:
-    """A stored trial as the sampler may know it; of a slow one, what the screen estimated."""
-    score = trial.score_us
-    if trial.status is TrialStatus.SLOW:
-        screens = [s.details for s in trial.stages if s.stage == "screen"]
-        score = screens[-1].get("estimate_us") if screens else None
-    return Outcome(schedule, trial.status, score)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,15 +16,16 @@ from typing import Any
 import candidates
 import operations
 from candidates import Family, Schedule
-from factory.config import CampaignConfig, changed_keys
+from factory.config import CampaignConfig, changed_keys, with_defaults
 from factory.errors import MachineError, UserError
 from factory.funnel import Funnel
-from factory.machine import sm90_gpus
+from factory.machine import installed, sm90_gpus
 from factory.provenance import digest
+from factory.stages.model import model
 from leaderboard.records import CampaignRecord, CampaignStatus, Clock
 from operations import Operation
 
-__all__ = ["Plan", "choose_clock", "make_plan", "refuse_changes"]
+__all__ = ["Plan", "choose_clock", "make_plan", "modelled_order", "refuse_changes"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Plan:
     def target(self) -> int:
         """Finished trials at which the campaign is done."""
         return min(self.config.budget, len(self.offered))
+
+    def first(self) -> tuple[Schedule, ...]:
+        """The offered schedules that are proposed first: the fastest by the cost model."""
+        return modelled_order(self.operation, self.family, self.offered)[: self.config.first]
 
     @property
     def space(self) -> dict[str, Any]:
@@ -148,6 +153,8 @@ def make_plan(config: CampaignConfig, *, need_gpu_here: bool = True) -> Plan:
             near = difflib.get_close_matches(control, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
             raise UserError(f"operation {operation.name!r} has no baseline {control!r}; {hint}")
+    if config.sampler == "gp" and installed("scipy") is None:
+        raise UserError("sampler 'gp' needs scipy; pip install scipy, or choose 'tpe'")
     clock = choose_clock(config.clock, required=need_gpu_here)
     decided = config.model_copy(update={"space": space, "clock": clock.value})
     return Plan(
@@ -158,6 +165,16 @@ def make_plan(config: CampaignConfig, *, need_gpu_here: bool = True) -> Plan:
         clock=clock,
         funnel=Funnel.of(clock, config.stop_after),
     )
+
+
+def modelled_order(
+    operation: Operation, family: Family, schedules: Sequence[Schedule]
+) -> tuple[Schedule, ...]:
+    """Schedules that break no budget, the fastest by the cost model first."""
+    times = {
+        s: model(operation, family, s).score_us or 0.0 for s in schedules if not family.problems(s)
+    }
+    return tuple(sorted(times, key=lambda s: times[s]))
 
 
 def refuse_changes(plan: Plan, stored: CampaignRecord) -> None:
@@ -173,9 +190,10 @@ def refuse_changes(plan: Plan, stored: CampaignRecord) -> None:
     changed = _changed_parameter(stored.space, plan.space)
     if changed:
         raise UserError(f"{here}: {changed}; {fix}")
-    keys = changed_keys(stored.config, plan.config.model_dump())
+    before = with_defaults(stored.config)
+    keys = changed_keys(before, plan.config.model_dump())
     if keys:
-        old, new = _at(stored.config, keys[0]), _at(plan.config.model_dump(), keys[0])
+        old, new = _at(before, keys[0]), _at(plan.config.model_dump(), keys[0])
         raise UserError(f"{here}: {keys[0]} was {old!r} and is now {new!r}; {fix}")
     if stored.space_hash != plan.space_hash:
         raise UserError(

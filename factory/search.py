@@ -4,25 +4,39 @@ The study lives in memory and is a function of what the leaderboard holds: it
 is rebuilt on start and every proposal's seed depends only on the campaign's
 seed and the number of proposals before it.  Only offered schedules are ever
 proposed, none of them twice.
+
+========  ============================================================  ================
+sampler   good for                                                      trials under way
+========  ============================================================  ================
+tpe       the default: conditional spaces, wrong and slow schedules,    up to about a
+          thousands of schedules; some milliseconds a proposal          tenth of the offer
+gp        small budgets (up to some hundred trials) of slow trials;     up to about 4
+          some tenths of a second a proposal, growing with the trials
+random    the yardstick of the other two                                any number
+grid      offers that are tried as a whole; the order of the offer      any number
+========  ============================================================  ================
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from candidates import Parameter, Schedule, Value
-from leaderboard.records import TrialStatus
+from leaderboard.records import ErrorRecord, StageStatus, TrialRecord, TrialStatus
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Outcome", "Search"]
+__all__ = ["SAMPLERS", "Outcome", "SamplerName", "Search", "outcome_of", "violation"]
 
-SamplerName = Literal["tpe", "random", "grid"]
+SamplerName = Literal["tpe", "gp", "random", "grid"]
+
+SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "random", "grid")
 
 _ATTEMPTS = 8
 """Draws from the sampler before the nearest untried schedule is taken instead."""
@@ -49,11 +63,42 @@ class Outcome:
         of the infrastructure, from which nothing is learnt.
     score_us : float or None
         Geomean in microseconds; the estimate of the screen for ``slow``.
+    violation : float
+        How badly the constraint is violated, above 0; of no meaning for a
+        status that violates none.  See :func:`violation`.
     """
 
     schedule: Schedule
     status: TrialStatus
     score_us: float | None = None
+    violation: float = 1.0
+
+
+def violation(errors: Iterable[ErrorRecord]) -> float:
+    """How badly a wrong schedule is wrong: from 1 (hardly) to 2 (by all of it, or not finite).
+
+    Parameters
+    ----------
+    errors : iterable of ErrorRecord
+        Those within their tolerance do not count; 1 if none is beyond.
+    """
+    worst = 0.0
+    for error in errors:
+        if error.within or error.out_of_contract:
+            continue
+        if error.max_rel is None or not error.finite:
+            return 2.0
+        worst = max(worst, error.max_rel)
+    return 1.0 + min(worst, 1.0)
+
+
+def outcome_of(trial: TrialRecord, schedule: Schedule) -> Outcome:
+    """A stored trial, with its stages and errors, as the sampler may know it."""
+    score = trial.score_us
+    if trial.status is TrialStatus.SLOW:
+        screens = [s for s in trial.stages if s.status is StageStatus.SLOW]
+        score = screens[-1].details.get("estimate_us") if screens else None
+    return Outcome(schedule, trial.status, score, violation(trial.errors))
 
 
 class Search:
@@ -65,11 +110,23 @@ class Search:
         Parents before children.
     offered : sequence of Schedule
         The only schedules that may be proposed.
-    sampler : {"tpe", "random", "grid"}
-        ``grid`` is the order of ``offered``.
+    sampler : {"tpe", "gp", "random", "grid"}
+        ``random`` draws evenly from what is untried; ``grid`` is the order of
+        ``offered``.
     seed : int
+    first : sequence of Schedule
+        Proposed before the sampler is asked, in this order.
+    prior : iterable of Outcome
+        Trials of other campaigns: the sampler learns from them, and their
+        schedules may be proposed all the same.
     history : iterable of Outcome
-        Trials that are finished already; abandoned ones may be left out.
+        Trials of this campaign that are finished already; abandoned ones may
+        be left out.
+
+    Raises
+    ------
+    ValueError
+        One of ``first`` is not offered.
     """
 
     def __init__(
@@ -79,6 +136,8 @@ class Search:
         *,
         sampler: SamplerName = "tpe",
         seed: int = 0,
+        first: Sequence[Schedule] = (),
+        prior: Iterable[Outcome] = (),
         history: Iterable[Outcome] = (),
     ) -> None:
         self._parameters = tuple(parameters)
@@ -86,9 +145,18 @@ class Search:
         self._sampler: SamplerName = sampler
         self._seed = seed
         self._tried: set[Schedule] = set()
-        self._open: dict[Schedule, optuna.trial.Trial] = {}
-        self._study = _new_study() if sampler != "grid" else None
+        self._first = tuple(first)
+        for schedule in self._first:
+            if schedule not in self._offered:
+                raise ValueError(f"{schedule} is not offered")
+        # Schedules under way; with their trial where the study is kept from ask to ask.
+        self._open: dict[Schedule, optuna.trial.Trial | None] = {}
+        self._study = _new_study() if sampler == "tpe" else None
+        self._told: list[Outcome] = []
         self._proposals = 0
+        for outcome in prior:
+            if outcome.status is not TrialStatus.ABANDONED:
+                self._learn(outcome)
         for outcome in history:
             self._restore(outcome)
 
@@ -102,6 +170,13 @@ class Search:
         untried = self.untried
         if not untried:
             return None
+        for schedule in self._first:
+            if schedule not in self._tried:
+                return self._take(schedule)
+        if self._sampler == "gp":
+            return self._take(self._ask_gp(untried))
+        if self._sampler == "random":
+            return self._take(random.Random(self._draw_seed(0)).choice(untried))
         if self._study is None:
             return self._take(untried[0])
         candidates = set(untried)
@@ -112,10 +187,15 @@ class Search:
             last = self._suggest(trial)
             schedule = Schedule.of(self._parameters, last)
             if schedule in candidates:
-                self._open[schedule] = trial
-                return self._take(schedule)
+                return self._take(schedule, trial)
             self._forget(trial)
-        return self._take(min(untried, key=lambda s: _distance(s, last)), enqueue=True)
+        return self._take(min(untried, key=lambda s: _distance(s, last)))
+
+    def _ask_gp(self, untried: Sequence[Schedule]) -> Schedule:
+        from factory.gaussian import draw
+
+        wanted = draw(self._parameters, self._told, tuple(self._open), seed=self._draw_seed(0))
+        return min(untried, key=lambda s: _distance(s, wanted))
 
     def take(self, schedule: Schedule) -> None:
         """Count a schedule as proposed without asking the sampler, for example to run it again.
@@ -129,7 +209,7 @@ class Search:
             raise ValueError(f"{schedule} is not offered")
         if schedule in self._tried:
             raise ValueError(f"{schedule} was proposed before")
-        self._take(schedule, enqueue=True)
+        self._take(schedule)
 
     def tell(self, outcome: Outcome) -> None:
         """Report what became of a proposed schedule.
@@ -141,17 +221,19 @@ class Search:
         """
         if outcome.schedule not in self._tried:
             raise ValueError(f"{outcome.schedule} was never proposed")
-        if self._study is None:
-            return
-        trial = self._open.pop(outcome.schedule, None)
-        if trial is None:
+        if outcome.schedule not in self._open:
             raise ValueError(f"{outcome.schedule} was told before")
+        trial = self._open.pop(outcome.schedule)
+        if outcome.status is not TrialStatus.ABANDONED and self._study is None:
+            self._told.append(outcome)
+        if trial is None or self._study is None:
+            return
         from optuna.trial import TrialState
 
         if outcome.status is TrialStatus.ABANDONED:
             self._study.tell(trial, state=TrialState.FAIL)
             return
-        for name, value in _constraints(outcome.status).items():
+        for name, value in _constraints(outcome).items():
             trial.set_constraint(name, value)
         if outcome.status is TrialStatus.PASSED:
             self._study.tell(trial, _value(outcome))
@@ -160,14 +242,15 @@ class Search:
             trial.report(math.log(outcome.score_us), step=0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
-    def _take(self, schedule: Schedule, *, enqueue: bool = False) -> Schedule:
+    def _take(self, schedule: Schedule, trial: optuna.trial.Trial | None = None) -> Schedule:
+        """Count a proposal; without the sampler's own trial of it the study is given one."""
         self._tried.add(schedule)
         self._proposals += 1
-        if enqueue and self._study is not None:
+        if trial is None and self._study is not None:
             self._study.enqueue_trial(schedule.as_dict())
             trial = self._study.ask()
             self._suggest(trial)
-            self._open[schedule] = trial
+        self._open[schedule] = trial
         return schedule
 
     def _suggest(self, trial: optuna.trial.Trial) -> dict[str, Value]:
@@ -188,22 +271,28 @@ class Search:
         self._study.tell(trial, state=TrialState.FAIL)
 
     def _new_sampler(self, attempt: int) -> optuna.samplers.BaseSampler:
-        from optuna.samplers import RandomSampler, TPESampler
+        from optuna.samplers import TPESampler
 
-        text = f"{self._seed}:{self._proposals}:{attempt}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        if self._sampler == "random":
-            return RandomSampler(seed=seed)
+        seed = self._draw_seed(attempt)
         # Not multivariate: children of unchosen parents are absent from most
         # trials, and independent estimators use every trial that has the knob.
         return TPESampler(seed=seed, n_startup_trials=8, constant_liar=True)
+
+    def _draw_seed(self, attempt: int) -> int:
+        text = f"{self._seed}:{self._proposals}:{attempt}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     def _restore(self, outcome: Outcome) -> None:
         if outcome.status is TrialStatus.ABANDONED:
             return
         self._tried.add(outcome.schedule)
         self._proposals += 1
+        self._learn(outcome)
+
+    def _learn(self, outcome: Outcome) -> None:
+        """Enter a trial that ended elsewhere, or in an earlier launch."""
         if self._study is None:
+            self._told.append(outcome)
             return
         from optuna.distributions import CategoricalDistribution
         from optuna.trial import TrialState, create_trial
@@ -221,7 +310,7 @@ class Search:
                     for name in outcome.schedule.as_dict()
                 },
                 intermediate_values={0: _value(outcome)} if known else {},
-                constraints=_constraints(outcome.status),
+                constraints=_constraints(outcome),
             )
         )
 
@@ -240,9 +329,11 @@ def _value(outcome: Outcome) -> float:
     return math.log(outcome.score_us)
 
 
-def _constraints(status: TrialStatus) -> dict[str, float]:
-    violated = _CONSTRAINT.get(status)
-    return {name: float(name == violated) for name in ("budget", "gate", "runs")}
+def _constraints(outcome: Outcome) -> dict[str, float]:
+    violated = _CONSTRAINT.get(outcome.status)
+    return {
+        name: outcome.violation if name == violated else 0.0 for name in ("budget", "gate", "runs")
+    }
 
 
 def _distance(schedule: Schedule, values: Mapping[str, Value]) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from factory.executors.base import DEVICE_STAGES
 from leaderboard.records import StageStatus, TrialRecord, TrialStatus
 
 __all__ = ["Best", "Tally", "reason_class"]
@@ -48,12 +49,17 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     running: dict[int, str] = field(default_factory=dict)
     """Open trial to the stage it is in."""
+    gpu_s: float = 0.0
+    """Seconds of gate, screen and time, over all GPUs."""
+    stale: int = 0
+    """Finished trials since the best so far, or since the start."""
     _since: float = field(default_factory=time.monotonic)
     _finished_before: int = 0
 
     def restore(self, trials: Sequence[TrialRecord]) -> None:
-        """Count the finished trials of earlier launches."""
-        for trial in trials:
+        """Count the trials of earlier launches; of abandoned ones only their time on a GPU."""
+        for trial in sorted(trials, key=lambda t: (t.ended_at or t.started_at, t.id)):
+            self.gpu_s += sum(s.seconds for s in trial.stages if s.stage in DEVICE_STAGES)
             if trial.status.finished:
                 self.count(trial)
                 for stage in trial.stages:
@@ -65,8 +71,10 @@ class Tally:
         """A trial is in a stage now."""
         self.running[trial_id] = stage
 
-    def leave(self, trial_id: int, stage: str, status: StageStatus) -> None:
-        """A trial came out of a stage."""
+    def leave(self, trial_id: int, stage: str, status: StageStatus, seconds: float = 0.0) -> None:
+        """A trial came out of a stage, in which it spent ``seconds``."""
+        if stage in DEVICE_STAGES:
+            self.gpu_s += seconds
         self.entered[stage] += 1
         self.through[stage] += status is StageStatus.PASSED
         self.running.pop(trial_id, None)
@@ -75,6 +83,7 @@ class Tally:
         """Count a finished trial; returns whether it is the best so far."""
         self.running.pop(trial.id, None)
         self.finished += 1
+        self.stale += 1
         self.verdicts[trial.status.value] += 1
         if trial.status is not TrialStatus.PASSED or trial.score_us is None:
             self.reasons[f"{trial.status.value}: {reason_class(trial.reason)}"] += 1
@@ -82,6 +91,7 @@ class Tally:
         self.passed += 1
         if self.best is None or trial.score_us < self.best.score_us:
             self.best = Best(trial.id, trial.schedule_key, trial.score_us)
+            self.stale = 0
             return True
         return False
 

@@ -186,14 +186,21 @@ class Store(TrialStore):
             )
 
     def set_campaign_status(
-        self, campaign_id: str, status: CampaignStatus, *, budget: int | None = None
+        self,
+        campaign_id: str,
+        status: CampaignStatus,
+        *,
+        budget: int | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> CampaignRecord:
-        """Set the status and, when resuming with another one, the total budget."""
+        """Set the status and, when resuming with others, the total budget and configuration."""
         with self.writing() as session:
             row = self._renew(session, campaign_id)
             row.status, row.updated_at = status.value, now_utc()
             if budget is not None:
                 row.budget = budget
+            if config is not None:
+                row.config = dict(config)
             session.flush()
             return _rows.campaign_record(row)
 

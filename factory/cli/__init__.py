@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("factory.cli.status:status", "How campaigns stand."),
     "show": ("factory.cli.show:show", "All that was seen of one trial."),
     "leaderboard": ("factory.cli.board:leaderboard", "Ranked trials; import and export them."),
+    "replay": ("factory.cli.replay:replay", "Samplers against a recorded campaign; no GPU."),
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
     "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),

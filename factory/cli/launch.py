@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ _SHOWN = 20
 @click.command()
 @click.argument("campaign")
 @click.option("--budget", type=int, help="Finished trials in all, resumed ones included.")
+@click.option("--gpu-minutes", type=float, help="Begin nothing after so many; 0 is no limit.")
+@click.option("--patience", type=int, help="End after so many trials without a new best.")
 @click.option(
     "--clock",
     type=click.Choice(["gpu", "modelled"]),
@@ -46,6 +49,8 @@ _SHOWN = 20
 def launch(
     campaign: str,
     budget: int | None,
+    gpu_minutes: float | None,
+    patience: int | None,
     clock: str | None,
     seed: int | None,
     resume: bool,
@@ -70,6 +75,8 @@ def launch(
         campaign,
         {
             "budget": budget,
+            "gpu_minutes": gpu_minutes,
+            "patience": patience,
             "clock": clock,
             "seed": seed,
             "name": name,
@@ -83,7 +90,8 @@ def launch(
         return EXIT_DONE
     if dry_run:
         return _dry_run(config, db, as_json)
-    return _launch(campaign, config, db, resume=resume, budget=budget, as_json=as_json)
+    given = {"budget": budget, "gpu_minutes": gpu_minutes, "patience": patience}
+    return _launch(campaign, config, db, resume=resume, given=given, as_json=as_json)
 
 
 def _launch(
@@ -92,7 +100,7 @@ def _launch(
     db: str | None,
     *,
     resume: bool,
-    budget: int | None,
+    given: Mapping[str, float | None],
     as_json: bool,
 ) -> int:
     from factory.campaign import find_resumable, unfinished
@@ -105,7 +113,7 @@ def _launch(
         stored = None
         if resume:
             stored = find_resumable(store, config.name)
-            config = _as_launched(config, stored, budget)
+            config = _as_launched(config, stored, given)
         else:
             _refuse_unfinished(store, unfinished(store, config.name))
         plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
@@ -114,10 +122,15 @@ def _launch(
 
 
 def _as_launched(
-    config: CampaignConfig, stored: CampaignRecord, budget: int | None
+    config: CampaignConfig, stored: CampaignRecord, given: Mapping[str, float | None]
 ) -> CampaignConfig:
     """What a resume takes from the stored campaign where the command line is silent."""
-    update: dict[str, Any] = {"budget": budget or stored.budget}
+    from factory.config import with_defaults
+
+    before = {**with_defaults(stored.config), "budget": stored.budget}
+    update: dict[str, Any] = {
+        key: before[key] if value is None else value for key, value in given.items()
+    }
     if config.clock is None:
         update["clock"] = stored.clock.value
     return config.model_copy(update=update)
