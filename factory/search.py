@@ -5,16 +5,18 @@ is rebuilt on start and every proposal's seed depends only on the campaign's
 seed and the number of proposals before it.  Only offered schedules are ever
 proposed, none of them twice.
 
-========  ============================================================  ================
-sampler   good for                                                      trials under way
-========  ============================================================  ================
-tpe       the default: conditional spaces, wrong and slow schedules,    up to about a
-          thousands of schedules; some milliseconds a proposal          tenth of the offer
-gp        small budgets (up to some hundred trials) of slow trials;     up to about 4
-          some tenths of a second a proposal, growing with the trials
-random    the yardstick of the other two                                any number
-grid      offers that are tried as a whole; the order of the offer      any number
-========  ============================================================  ================
+========  =====================================================  ======================
+sampler   good for                                               trials under way
+========  =====================================================  ======================
+tpe       the default: conditional spaces, many wrong            up to a twentieth of
+          schedules; some milliseconds a proposal                the offer
+gp        small budgets of slow trials; some tenths of a second  up to about 4
+          a proposal, more with every trial
+random    the yardstick: evenly from what is untried             any number
+grid      trying all of it, in the order of the offer            any number
+========  =====================================================  ======================
+
+What they needed on recordings is in docs/campaigns.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
     """How campaigns stand: all of them, or CAMPAIGN (an id or a name) stage by stage.
 
     With --json: a list of objects with id, name, operation, status, clock,
-    budget, finished, statuses, stages, best, driver, heartbeat_at, created_at
+    budget, finished, statuses, stages, spared, best, driver, heartbeat_at, created_at
     and updated_at; one such object if CAMPAIGN is given.
     """
     with open_reading(db) as store:
@@ -78,12 +78,27 @@ def _described(store: Any, campaign: Any) -> dict[str, Any]:
         "finished": counts.finished,
         "statuses": {s.value: n for s, n in counts.statuses.items()},
         "stages": [stage.model_dump(mode="json") for stage in counts.stages],
+        "spared": _spared(counts),
         "best": points[-1].model_dump(mode="json") if points else None,
         "driver": campaign.driver,
         "heartbeat_at": campaign.heartbeat_at.isoformat() if campaign.heartbeat_at else None,
         "created_at": campaign.created_at.isoformat(),
         "updated_at": campaign.updated_at.isoformat(),
     }
+
+
+def _spared(counts: Any) -> dict[str, int] | None:
+    """Finished trials that never met the GPU, by the stage that stopped them; None without one."""
+    from factory.executors.base import DEVICE_STAGES
+
+    if not any(stage.stage in DEVICE_STAGES for stage in counts.stages):
+        return None
+    stopped = {
+        stage.stage: sum(stage.failed.values())
+        for stage in counts.stages
+        if stage.stage not in (*DEVICE_STAGES, "finals")
+    }
+    return {stage: n for stage, n in stopped.items() if n}
 
 
 def _print_one(found: dict[str, Any]) -> None:
@@ -93,6 +108,9 @@ def _print_one(found: dict[str, Any]) -> None:
     best = found["best"]
     if best:
         click.echo(f"best {us_text(best['score_us'])} us {found['clock']}: {best['schedule_key']}")
+    if found["spared"] is not None:
+        by = ", ".join(f"{n} by {stage}" for stage, n in found["spared"].items())
+        click.echo(f"GPU trials spared: {sum(found['spared'].values())}{f' ({by})' * bool(by)}")
     if found["driver"]:
         click.echo(f"held by {found['driver']}, last sign {found['heartbeat_at']}")
     print_table(

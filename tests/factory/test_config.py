@@ -11,6 +11,7 @@ from factory.config import (
     preset_names,
     to_toml,
     validate_config,
+    with_defaults,
 )
 from factory.errors import UserError
 
@@ -52,8 +53,11 @@ def test_overrides_win_and_none_is_silent():
         (GOOD + 'budget = "ten"', "budget should be a valid integer, not 'ten' (str)"),
         (GOOD + "budget = 1.5", "budget should be a valid integer, not 1.5 (float)"),
         (GOOD + "budget = -4", "budget should be greater than or equal to 1, not -4 (int)"),
-        (GOOD + 'sampler = "best"', "sampler should be 'tpe', 'random' or 'grid', not 'best'"),
+        (GOOD + 'sampler = "best"', "sampler should be 'tpe', 'gp', 'random' or 'grid', not"),
         (GOOD + "[limits]\nemulate_s = 0", "limits.emulate_s should be greater than 0, not 0"),
+        (GOOD + "warm_start = 3", "warm_start should be true, false or a list of campaigns"),
+        (GOOD + "warm_start = [3]", "warm_start should be true, false or a list of campaigns"),
+        (GOOD + "patience = -1", "patience should be greater than or equal to 0, not -1"),
         (GOOD + "limits = 3", "limits should be"),
         ('name = "toy"', "key 'operation' is missing"),
         ('name = "../x"\noperation = "toy_scale"', "name"),
@@ -88,9 +92,23 @@ def test_budget_and_executor_may_change_on_resume_and_nothing_else():
         return changed_keys(base, validate_config({**base, **values}, "x").model_dump())
 
     assert changed(budget=3) == []
+    assert changed(gpu_minutes=3.5, patience=9) == []
+    assert changed(first=8, warm_start=["a"]) == ["first", "warm_start"]
     assert changed(executor={"kind": "ray", "workers": 7}) == []
     assert changed(seed=4) == ["seed"]
     assert changed(limits={"emulate_s": 5.0, "compile_s": 6.0}) == [
         "limits.compile_s",
         "limits.emulate_s",
     ]
+
+
+@pytest.mark.parametrize("value", [True, False, ["one", "two"]])
+def test_warm_start_prints_back_equal(value, tmp_path):
+    config = CampaignConfig(name="a", operation="toy_scale", warm_start=value)
+    assert load(tmp_path, to_toml(config)) == config
+
+
+def test_a_configuration_from_before_a_key_existed_has_its_default():
+    whole = CampaignConfig(name="a", operation="toy_scale").model_dump()
+    older = {k: v for k, v in whole.items() if k not in ("first", "warm_start", "device")}
+    assert with_defaults(older) == whole

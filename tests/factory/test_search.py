@@ -6,8 +6,8 @@ import pytest
 
 import candidates
 from candidates import Parameter, Schedule
-from factory.search import Outcome, Search
-from leaderboard.records import TrialStatus
+from factory.search import SAMPLERS, Outcome, Search, violation
+from leaderboard.records import ErrorRecord, TrialStatus
 
 FAMILY = candidates.get("toy_scale")
 
@@ -21,7 +21,7 @@ def drain(search: Search, status: TrialStatus = TrialStatus.PASSED) -> list[Sche
     return seen
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_offered_schedule_is_proposed_once_and_nothing_else(sampler):
     offered = FAMILY.offered("six")
     seen = drain(Search(FAMILY.parameters, offered, sampler=sampler, seed=3))
@@ -175,3 +175,91 @@ def test_verdicts_violate_different_constraints():
         violated = [{k for k, v in t.constraints.items() if v > 0} for t in trials]
         assert violated == expected
         assert [t.state.name for t in trials] == ["COMPLETE"] + ["PRUNED"] * 5
+
+
+# -- what is known before the sampler is asked -----------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_first_proposals_come_first_and_in_order(sampler):
+    offered = FAMILY.offered("six")
+    first = (offered[2], offered[0])
+    search = Search(FAMILY.parameters, offered, sampler=sampler, first=first)
+    assert drain(search)[:2] == list(first)
+    history = [Outcome(offered[2], TrialStatus.PASSED, 1.0)]
+    again = Search(FAMILY.parameters, offered, sampler=sampler, first=first, history=history)
+    assert again.ask() == offered[0]
+
+
+def test_a_first_proposal_that_is_not_offered_is_refused():
+    with pytest.raises(ValueError, match="is not offered"):
+        Search(FAMILY.parameters, FAMILY.offered("six"), first=[FAMILY.schedule({"kind": "hangs"})])
+
+
+def test_prior_trials_teach_and_are_proposed_all_the_same():
+    parameters, space = wide_space()
+    prior = [
+        Outcome(s, TrialStatus.REJECTED)
+        if s["c"] == "wrong"
+        else Outcome(s, TrialStatus.PASSED, 1.0 + int(s["a"]) + int(s["b"]))
+        for s in space[::3]
+    ]
+
+    def wrong_in_ten(seed, known):
+        search = Search(parameters, space, seed=seed, prior=known)
+        asked = [search.ask() for _ in range(10)]
+        return sum(s["c"] == "wrong" for s in asked)
+
+    cold = sum(wrong_in_ten(seed, []) for seed in range(3))
+    warm = sum(wrong_in_ten(seed, prior) for seed in range(3))
+    assert warm < 0.5 * cold
+    search = Search(parameters, space[:4], prior=prior)
+    assert sorted(drain(search)) == sorted(space[:4])
+
+
+def test_the_gaussian_process_learns_where_it_is_fast_and_what_is_wrong():
+    best, wrong = spent("gp", 0)
+    assert best <= 2.0
+    assert wrong < spent("random", 0)[1]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_trials_under_way_are_not_proposed_again(sampler):
+    parameters, space = wide_space()
+    search = Search(parameters, space, sampler=sampler, seed=1)
+    for schedule in [search.ask() for _ in range(10)]:
+        search.tell(Outcome(schedule, TrialStatus.PASSED, 1.0 + int(schedule["a"])))
+    assert len({search.ask() for _ in range(6)}) == 6
+
+
+def test_random_draws_evenly_from_what_is_offered():
+    offered = FAMILY.offered("six")  # three of one kind, one each of three others
+    firsts = [
+        Search(FAMILY.parameters, offered, sampler="random", seed=s).ask() for s in range(120)
+    ]
+    assert min(firsts.count(s) for s in offered) >= 8
+
+
+def wrong_by(max_rel, *, finite=True, within=False):
+    return ErrorRecord(
+        stage="gate",
+        regime="production",
+        workload="w",
+        tensor="y",
+        scope="all",
+        max_rel=max_rel,
+        rms_rel=None,
+        finite=finite,
+        within=within,
+        seed=0,
+    )
+
+
+def test_how_badly_a_schedule_failed_reaches_the_constraint():
+    near, far = violation([wrong_by(0.02)]), violation([wrong_by(0.02), wrong_by(0.6)])
+    assert 1.0 < near < far < violation([wrong_by(None, finite=False)]) == 2.0
+    assert violation([wrong_by(0.5, within=True)]) == 1.0
+    parameters, space = wide_space()
+    search = Search(parameters, space, history=[Outcome(space[0], TrialStatus.REJECTED, None, far)])
+    (trial,) = search._study.trials
+    assert trial.constraints == {"budget": 0.0, "gate": far, "runs": 0.0}

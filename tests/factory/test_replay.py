@@ -1,0 +1,196 @@
+"""Replay: what samplers need on a recorded campaign whose best is known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import recorded
+from recorded import BEST, FAMILY
+from test_campaign import FakeJob, InProcess
+
+import candidates
+from factory.campaign import launch
+from factory.cli import _run
+from factory.config import CampaignConfig
+from factory.errors import UserError
+from factory.plan import make_plan
+from factory.progress import Silent
+from factory.replay import load_recording, replay, run_once
+from leaderboard import open_store, shipped_store
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recorded.recording()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/r.db") as opened:
+        yield opened
+
+
+SOME = FAMILY.offered("all")[50:80]
+"""Ten of one form, twenty of the other, a third of those wrong."""
+
+
+def test_a_recording_has_every_verdict_of_its_campaign(store):
+    found = load_recording(store, FAMILY, [recorded.record(store, schedules=SOME)])
+    assert {s: (o.status, o.score_us) for s, o in found.outcomes.items()} == {
+        s: (o.status, o.score_us) for s, o in zip(SOME, map(recorded.outcome, SOME), strict=True)
+    }
+    assert found.best_us == min(recorded.score(s) for s in SOME if s.get("order") != "c")
+    assert (found.whole, found.missing, found.exhaustive) == (168, 138, False)
+
+
+def test_a_recording_of_all_that_is_offered_is_exhaustive(store, monkeypatch):
+    monkeypatch.setattr(type(FAMILY), "offered", lambda self, preset: SOME)
+    campaign = recorded.record(store, schedules=SOME)
+    assert load_recording(store, FAMILY, [campaign]).exhaustive
+    gap = recorded.record(store, "gap", schedules=SOME[:-1])
+    found = load_recording(store, FAMILY, [gap])
+    assert (found.exhaustive, found.missing) == (False, 1)
+
+
+def test_two_campaigns_make_one_recording(store):
+    halves = [recorded.record(store, "left", SOME[:16]), recorded.record(store, "right", SOME[9:])]
+    found = load_recording(store, FAMILY, halves)
+    assert found.campaigns == ("left-1", "right-1")
+    assert found.offered == SOME
+
+
+def test_the_default_sampler_needs_a_third_of_the_space_and_less_than_random_and_grid(recording):
+    needed = {s: replay(recording, sampler=s) for s in ("tpe", "random", "grid")}
+    assert needed["tpe"].share <= 0.30
+    assert needed["tpe"].needed < 0.6 * needed["random"].needed
+    assert needed["tpe"].needed < 0.6 * needed["grid"].needed
+    assert len({r.needed for r in needed["grid"].runs}) == 1
+
+
+def test_the_gaussian_process_needs_less_than_random(recording):
+    seeds = range(2)
+    gp = replay(recording, sampler="gp", seeds=seeds)
+    assert gp.needed < 0.6 * replay(recording, sampler="random", seeds=seeds).needed
+
+
+def test_tpe_bears_trials_under_way(recording):
+    assert replay(recording, sampler="tpe", batch=8, seeds=range(5)).share <= 0.30
+
+
+def test_the_cost_model_saves_trials(recording):
+    alone = replay(recording, sampler="tpe", seeds=range(6))
+    guided = replay(recording, sampler="tpe", seeds=range(6), first=8)
+    assert guided.needed < alone.needed
+    assert recording.modelled.index(BEST) > 0  # it is no oracle
+    assert len(recording.top_by_model) == 5
+
+
+def test_a_run_is_answered_by_the_recording_and_nothing_else(recording):
+    run = run_once(recording, sampler="random", seed=4)
+    assert run.best_us[-1] <= 103.0 < run.best_us[-2]
+    assert run.needed == len(run.best_us)
+    assert list(run.best_us) == sorted(run.best_us, reverse=True)
+    assert run == run_once(recording, sampler="random", seed=4)
+    assert 0 < run.measured < run.needed  # those that emulation rejected met no GPU
+
+
+def test_a_run_that_gives_up_has_no_count(recording):
+    run = run_once(recording, sampler="grid", seed=0, limit=5)
+    assert (run.needed, len(run.best_us)) == (None, 5)
+    given_up = replay(recording, sampler="grid", seeds=[0], limit=5)
+    assert given_up.needed == float("inf")
+
+
+def measured(store, tmp_path, number, **values):
+    """A campaign on a fake device with a job of its own."""
+    config = CampaignConfig(
+        name=f"m{number}",
+        operation="toy_scale",
+        space="many",
+        clock="gpu",
+        sampler="grid",
+        **values,
+    )
+    plan = make_plan(config, need_gpu_here=False)
+    job = FakeJob(number=number)
+    done = launch(
+        plan,
+        store,
+        stored=None,
+        make_executor=lambda context, plan, view: InProcess(context, plan, view, job=job),
+        view=Silent(),
+        log_root=tmp_path / "runs",
+    )
+    return done.campaign
+
+
+def test_jobs_are_joined_by_their_control(store, tmp_path, monkeypatch):
+    family = candidates.get("toy_scale")
+    first = measured(store, tmp_path, 0, budget=6)
+    # The second GPU is slower by half, for candidates and controls alike.
+    monkeypatch.setattr("fake_device.WORKLOADS", {"64": 15.0, "256": 60.0})
+    monkeypatch.setattr(FakeJob, "time", slower(FakeJob.time, 1.5))
+    second = measured(store, tmp_path, 1, budget=9)
+    joined = load_recording(store, family, [first, second])
+    alone = load_recording(store, family, [second])
+    by_block = {int(s["block"]): o.score_us for s, o in joined.outcomes.items()}
+    assert by_block[9] == pytest.approx(180.0)
+    assert by_block[5] == pytest.approx(100.0)
+    assert alone.outcomes[family.schedule({"kind": "exact", "block": 9})].score_us == 270.0
+    assert len(joined.measured) == 9
+
+
+def slower(time, factor):
+    def scaled(self, handle):
+        from dataclasses import replace
+
+        result = time(self, handle)
+        return replace(result, score_us=result.score_us * factor, slow_us=result.slow_us * factor)
+
+    return scaled
+
+
+def test_campaigns_of_another_kind_are_not_joined(store, tmp_path):
+    synthetic = recorded.record(store, schedules=SOME[:2])
+    toy = measured(store, tmp_path, 0, budget=4)
+    with pytest.raises(UserError, match="differ in source_hash: replay them one at a time"):
+        load_recording(store, FAMILY, [synthetic, toy])
+
+
+def test_the_shipped_campaign_replays_and_is_not_called_exhaustive():
+    with shipped_store() as store:
+        campaign = store.get_campaign("survey")
+        found = load_recording(store, candidates.get("kda_prefill"), [campaign])
+    assert len(found.outcomes) == 27
+    assert not found.exhaustive
+    assert replay(found, sampler="tpe", seeds=range(3)).share < 1
+
+
+def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # no database here: the shipped results
+    few = ["replay", "survey", "--sampler", "tpe", "--sampler", "random", "--seeds", "5"]
+    assert _run(few) == 0
+    text = capsys.readouterr().out
+    assert "not exhaustive: " in text
+    assert "emulation and compilation spared it 2" in text
+    assert "median of 5 seeds" in text
+    assert _run([*few, "--first", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [s["sampler"] for s in found["samplers"]] == ["tpe", "random"]
+    assert found["recording"]["exhaustive"] is False
+    assert [len(s["runs"]) for s in found["samplers"]] == [5, 5]
+
+
+def test_a_schedule_of_another_space_is_named(store, monkeypatch):
+    campaign = recorded.record(store, schedules=SOME[:2])
+    monkeypatch.setattr(type(FAMILY), "parameters", FAMILY.parameters[:-1])
+    with pytest.raises(UserError, match="recorded with another schedule space"):
+        load_recording(store, FAMILY, [campaign])
+
+
+def test_a_campaign_in_which_nothing_ranks_is_refused(store):
+    wrong = [s for s in SOME if s.get("order") == "c"]
+    campaign = recorded.record(store, schedules=wrong)
+    with pytest.raises(UserError, match="nothing to replay: no trial of recorded-1 ranks"):
+        load_recording(store, FAMILY, [campaign])
