@@ -275,6 +275,19 @@ def test_a_new_campaign_may_follow_a_finished_one(inside):
     assert (code, json.loads(out)["finished"]) == (0, 1)
 
 
+def test_limits_on_the_command_line_end_a_campaign_and_a_resume_keeps_them(factory, tmp_path):
+    many = TOY.replace('"six"', '"many"')
+    (tmp_path / "many.toml").write_text('budget = 16\nstop_after = "emulate"\n' + many)
+    code, out, _ = factory("launch", "many.toml", "--patience", "3", "--json")
+    assert code == 0
+    assert 10 <= json.loads(out)["finished"] < 16  # the seventh is the best
+    code, _, err = factory("launch", "many.toml", "--resume")
+    assert code == 2
+    assert "brought no new best (--patience)" in one_line(err)
+    code, out, _ = factory("launch", "many.toml", "--resume", "--patience", "0", "--json")
+    assert (code, json.loads(out)["finished"]) == (0, 16)
+
+
 def test_operations_are_listed_with_regimes_and_spaces(factory):
     rows = json.loads(factory("operations", "--json")[1])
     assert [r["id"] for r in rows] == ["kda_prefill", "toy_scale"]

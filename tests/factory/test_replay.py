@@ -194,3 +194,11 @@ def test_a_campaign_in_which_nothing_ranks_is_refused(store):
     campaign = recorded.record(store, schedules=wrong)
     with pytest.raises(UserError, match="nothing to replay: no trial of recorded-1 ranks"):
         load_recording(store, FAMILY, [campaign])
+
+
+def test_status_counts_the_gpu_trials_that_were_spared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert _run(["status", "survey", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spared"] == {"emulate": 2}
+    assert _run(["status", "survey"]) == 0
+    assert "GPU trials spared: 2 (2 by emulate)" in capsys.readouterr().out
