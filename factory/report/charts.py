@@ -132,7 +132,12 @@ def error_chart(run: Run, *, gate: bool) -> str:
 
 
 def shape_chart(shapes: Sequence[ShapeBars]) -> str:
-    """Bars with intervals, each workload on a scale of its own, the floor as a mark."""
+    """Bars with intervals, the floor as a mark; each workload on a scale of its own.
+
+    Bars that stand alone share one scale: there is nothing else to see them by.
+    """
+    alone = all(len(s.bars) == 1 for s in shapes)
+    common = max((s.bars[0].us for s in shapes), default=0.0) if alone else 0.0
     row, gap, head = 15.0, 12.0, 16.0
     left, right = 96.0, WIDTH - 62.0
     parts: list[str] = []
@@ -140,7 +145,7 @@ def shape_chart(shapes: Sequence[ShapeBars]) -> str:
     for shape in shapes:
         mine = max(b.us for b in shape.bars if b.kind == "trial")
         near = [b.high_us or b.us for b in shape.bars if b.us <= mine * _CUT]
-        x = Linear(0, max([*near, shape.floor_us or 0.0]) * 1.08, left, right)
+        x = Linear(0, max([*near, shape.floor_us or 0.0, common]) * 1.08, left, right)
         parts.append(text(0, y + 12, shape.workload, kind="axis"))
         fastest = min(b.us for b in shape.bars)
         top = y + head

@@ -381,10 +381,12 @@ def _shapes(
             if seen == basis and row.phase == "search" and row.job_id == leader.job_id:
                 bar = Bar(name, "trial", row.median_us, row.low_us, row.high_us)
                 bars[row.workload].append(bar)
+        inexact = _inexact(store, leader, campaign.ranking_regime)
         for c in control_spans(store, leader.job_id or ""):
             if (c.regime, c.clock, c.cache, c.method) == basis:
                 form = "" if c.input_form == "activated" else f" ({c.input_form})"
-                bar = Bar(c.control + form, "control", c.median_us, c.low_us, c.high_us)
+                mark = " *" if c.control in inexact else ""
+                bar = Bar(c.control + form + mark, "control", c.median_us, c.low_us, c.high_us)
                 bars[c.workload].append(bar)
     return tuple(
         ShapeBars(
@@ -395,6 +397,17 @@ def _shapes(
         for w in campaign.workloads
         if any(b.kind == "trial" for b in bars[w])
     )
+
+
+def _inexact(store: Store, leader: LeaderboardRow, regime: str) -> set[str]:
+    """Controls of the leader's job whose outputs are beyond what candidates have to meet."""
+    details = {} if leader.job_id is None else store.get_job(leader.job_id).details
+    found: Mapping[str, Sequence[Mapping[str, Any]]] = details.get("control_errors") or {}
+    return {
+        name
+        for name, errors in found.items()
+        if any(e.get("regime") == regime and not e.get("within", True) for e in errors)
+    }
 
 
 def _floor_us(operation: Operation | None, workload: str, peak: float | None) -> float | None:

@@ -190,14 +190,15 @@ def _run_section(report: Report, run: Run) -> str:
         legend = f'<ul class="legend"><li><span class="key mine"></span>trial {run.leader.id}</li>'
         if any(b.kind == "control" for s in run.shapes for b in s.bars):
             legend += '<li><span class="key other"></span>controls of its job</li>'
+        if any(b.name.endswith(" *") for s in run.shapes for b in s.bars):
+            legend += "<li>* beyond the tolerances that candidates have to meet</li>"
         if run.floor_note:
             legend += f'<li><span class="key floor"></span>floor: {escape(run.floor_note)}</li>'
         figures.append(
             _figure(
                 f"Each shape: trial {run.leader.id}, {run.leader_is}",
                 shape_chart(run.shapes),
-                "Microseconds on the ranking regime; each shape has a scale of its own. Whiskers "
-                "are the interval of the samples; \u203a\u203a is a bar cut short.",
+                _shape_caption(run),
                 legend + "</ul>",
                 tall=len(run.shapes) > 5,
             )
@@ -206,6 +207,15 @@ def _run_section(report: Report, run: Run) -> str:
         f"<section><h2>{escape(run.title[0].upper() + run.title[1:])}</h2>"
         f'<p class="soft">{len(run.rows)} ranked</p>'
         f'<div class="charts">{"".join(figures)}</div></section>'
+    )
+
+
+def _shape_caption(run: Run) -> str:
+    if all(len(s.bars) == 1 for s in run.shapes):
+        return "Microseconds on the ranking regime."
+    return (
+        "Microseconds on the ranking regime; each shape has a scale of its own. Whiskers are the "
+        "interval of the samples; \u203a\u203a is a bar cut short."
     )
 
 

@@ -266,6 +266,25 @@ def test_each_shape_stands_beside_its_controls_and_the_floor(shipped):
             assert f"{c.control} on {s.workload}: {c.median_us:.4g} us (" in said
 
 
+def test_a_control_beyond_tolerance_is_marked(store):
+    job(store)
+    for name in ("exact", "loose"):
+        store.add_measurements(
+            [reading("job-1", w, 50.0, control=name, phase="before") for w in SHAPES]
+        )
+    passed(store, 0, 40.0)
+    said = {
+        "exact": [error("production", 0.004)],
+        "loose": [error("production", 0.4, within=False)],
+    }
+    details = {name: [e.model_dump(mode="json") for e in found] for name, found in said.items()}
+    store.close_job("job-1", JobStatus.VALID, details={"control_errors": details})
+    page = page_of(store)
+    assert f"loose * on {SHAPES[0]}: 50 us" in page.said()
+    assert f"exact on {SHAPES[0]}: 50 us" in page.said()
+    assert "* beyond the tolerances" in page.said()
+
+
 def test_the_sweep_shows_who_breaks_and_where(shipped):
     page = shipped[1]
     said = page.said()
