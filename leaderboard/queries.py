@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from leaderboard import _rows
 from leaderboard._errors import QueryError, UnknownError
 from leaderboard._finals import finals, winner
+from leaderboard._overview import control_spans, trial_errors
 from leaderboard._ranking import (
     Board,
     Entry,
@@ -50,12 +51,14 @@ from leaderboard.views import (
 __all__ = [
     "best_so_far",
     "compare",
+    "control_spans",
     "finals",
     "funnel",
     "ranked",
     "ratio",
     "rejected",
     "shapes",
+    "trial_errors",
     "unranked",
     "winner",
     "worst_errors",
@@ -76,13 +79,14 @@ def ranked(
     gpu: str | None = None,
     source_hash: str | None = None,
     control: str | None = None,
+    live: bool = False,
     limit: int | None = None,
 ) -> list[LeaderboardRow]:
     """Passed trials in order, best first.
 
     Rows that must not be compared (another GPU, clock, method, cache state,
     set of workloads or version of the operation) come as separate runs, each
-    ranked from 1.  Times of open and void jobs never rank.
+    ranked from 1.  Times of void jobs never rank.
 
     Parameters
     ----------
@@ -92,12 +96,15 @@ def ranked(
     control : str, optional
         Baseline for the ratios; by default the one that most jobs timed on all
         workloads, of several the fastest.
+    live : bool
+        Whether to count jobs that are still open, for whoever looks on; their
+        ranks may yet change, or vanish.
     limit : int, optional
         At most so many rows of each run.
     """
     filters = Filters(operation, operation_version, campaign_id, clock, gpu, source_hash, control)
     with store.reading() as session:
-        board = build_board(session, filters, jobs=_VALID)
+        board = build_board(session, filters, jobs=_LIVE if live else _VALID)
         runs = [group[:limit] for group in board.groups]
         medians = trial_medians(session, [e for run in runs for e in run if e.control])
         return [
@@ -460,7 +467,10 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
             low=None if judged is None else judged.low,
             high=None if judged is None else judged.high,
             verdict=None if judged is None else judged.verdict,
-            shapes=_shape_ratios(first.workloads, medians[first_id], medians[second_id])
+            shapes=tuple(
+                _judged(shape, samples[first_id], samples[second_id])
+                for shape in _shape_ratios(first.workloads, medians[first_id], medians[second_id])
+            )
             if medians
             else (),
         )
@@ -500,3 +510,10 @@ def _shape_ratios(
         ShapeRatio(workload=w, first_us=first[w], second_us=second[w], ratio=first[w] / second[w])
         for w in workloads
     )
+
+
+def _judged(
+    shape: ShapeRatio, first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]
+) -> ShapeRatio:
+    found = contrast(first[shape.workload], second[shape.workload])
+    return shape.model_copy(update={"low": found.low, "high": found.high, "verdict": found.verdict})

@@ -15,6 +15,7 @@ from leaderboard.records import Clock, StageStatus, TrialStatus
 __all__ = [
     "BestPoint",
     "Comparison",
+    "ControlSpan",
     "ControlTime",
     "FinalRow",
     "Funnel",
@@ -24,6 +25,7 @@ __all__ = [
     "ShapeRatio",
     "ShapeRow",
     "StageCount",
+    "TrialError",
     "UnrankedRow",
     "WorstError",
 ]
@@ -117,6 +119,20 @@ class WorstError(_View):
     out_of_contract: bool
 
 
+class TrialError(_View):
+    """Largest error of one output of one trial in one regime, as one stage saw it."""
+
+    id: int
+    stage: str
+    regime: str
+    tensor: str
+    max_rel: float | None
+    """None where not finite."""
+    rms_rel: float | None
+    finite: bool
+    within: bool
+
+
 class StageCount(_View):
     """How many trials one stage saw."""
 
@@ -161,6 +177,25 @@ class ControlTime(_View):
     ratio: float
 
 
+class ControlSpan(_View):
+    """A control on one workload over all its readings in a job."""
+
+    control: str
+    input_form: str
+    workload: str
+    regime: str
+    clock: Clock
+    cache: str
+    method: str
+    median_us: float
+    """Mean of the readings' medians."""
+    low_us: float
+    """Lowest of the readings' low ends."""
+    high_us: float
+    """Highest of their high ends."""
+    readings: int
+
+
 class ShapeRow(_View):
     """One trial on one workload, regime and clock, with the controls of its job."""
 
@@ -181,10 +216,16 @@ class ShapeRow(_View):
 
 
 class ShapeRatio(_View):
+    """Two times on one workload; where both have samples, also how they stand."""
+
     workload: str
     first_us: float
     second_us: float
     ratio: float
+    low: float | None = None
+    high: float | None = None
+    """Interval of the ratio by the samples (:func:`leaderboard.contrast`)."""
+    verdict: Verdict | None = None
 
 
 class Ratio(_View):

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROBE = """
 import importlib.resources as res, json, pathlib, sys
 import candidates, factory, leaderboard, operations
+from factory.report import build_report
 from leaderboard import open_store, shipped_store
 def listed(package, *path):
     folder = res.files(package)
@@ -28,6 +29,8 @@ shipped = shipped_store().list_campaigns()
 print(json.dumps({
     "migrations": listed("leaderboard", "migrations", "versions"),
     "presets": listed("factory", "presets"),
+    "page": listed("factory", "report"),
+    "report": build_report(shipped_store(), shipped_store().get_campaign())[:15],
     "campaigns": len(campaigns),
     "shipped": len(shipped),
     "homes": {m.__name__: str(pathlib.Path(m.__file__).parents[1]) for m in packages},
@@ -78,6 +81,8 @@ def test_the_installed_wheel_finds_migrations_presets_and_shipped_results(
     assert set(seen["homes"].values()) == {str(installed)}
     assert any(name.startswith("0001") for name in seen["migrations"])
     assert {"kda_prefill.toml", "quickstart.toml"} <= set(seen["presets"])
+    assert {"page.css", "page.js"} <= set(seen["page"])
+    assert seen["report"] == "<!doctype html>"
     assert seen["campaigns"] == 0
     assert seen["shipped"] >= 1
     assert "kda_prefill" in seen["operations"]

@@ -26,6 +26,8 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("factory.cli.show:show", "All that was seen of one trial."),
     "leaderboard": ("factory.cli.board:leaderboard", "Ranked trials; import and export them."),
     "replay": ("factory.cli.replay:replay", "Samplers against a recorded campaign; no GPU."),
+    "compare": ("factory.cli.compare:compare", "Two trials: faster, slower or not told apart."),
+    "report": ("factory.cli.report:report", "A campaign as one web page that opens offline."),
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
     "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),

@@ -22,7 +22,7 @@ from factory.stages.base import HarnessError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaDevice"]
+__all__ = ["CudaDevice", "peak_bytes_per_s"]
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
@@ -30,6 +30,11 @@ _FLUSH_BYTES = 256 << 20
 """Several times the 60 MB L2 of an H200 (as torch reports it there)."""
 _PEAK_BYTES_PER_S = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12}
 """By NVIDIA's data sheets; the first name found in the GPU's own decides."""
+
+
+def peak_bytes_per_s(gpu: str) -> float | None:
+    """Memory bandwidth of a GPU by its name, or None for one that has no entry."""
+    return next((peak for name, peak in _PEAK_BYTES_PER_S.items() if name in gpu), None)
 
 
 def _sku(name: str) -> str:
@@ -279,10 +284,7 @@ class CudaDevice(Device):
         if torch.cuda.get_device_capability(0) != (9, 0):
             raise HarnessError(f"the first GPU that torch sees is {name}; an sm90 GPU is needed")
         first = next((g for g in visible if g.name == name), visible[0])
-        peak = next(
-            (v for k, v in _PEAK_BYTES_PER_S.items() if k in name), max(_PEAK_BYTES_PER_S.values())
-        )
-        return cls(first, peak)
+        return cls(first, peak_bytes_per_s(name) or max(_PEAK_BYTES_PER_S.values()))
 
     def describe(self) -> dict[str, Any]:
         import torch

@@ -1,0 +1,558 @@
+"""What a report shows, gathered from the leaderboard and from the operation's own words.
+
+Reads through :mod:`leaderboard`'s public queries only, and draws nothing.  What
+the leaderboard cannot know (tolerances, the severity of a regime, bytes that
+must move) comes from the operation, where it is installed in the version that
+the campaign ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from leaderboard import (
+    CampaignRecord,
+    Clock,
+    Funnel,
+    JobRecord,
+    LeaderboardRow,
+    Store,
+    TrialError,
+    TrialRecord,
+    best_so_far,
+    control_spans,
+    funnel,
+    ranked,
+    shapes,
+    trial_errors,
+    unranked,
+    winner,
+)
+
+if TYPE_CHECKING:
+    from operations import Operation, Tolerance
+
+__all__ = [
+    "Bar",
+    "ErrorPoint",
+    "Report",
+    "Run",
+    "ShapeBars",
+    "Step",
+    "SweepLine",
+    "TableRow",
+    "gather",
+]
+
+_SWEEP_BY = ("anchor", "bt")
+"""What decides the rounding of a chunked kernel; a schedule without them goes by its first two."""
+
+_MODELLED_GPU = "NVIDIA H200"
+"""What cost models estimate; see :meth:`candidates.Family.modelled_us`."""
+
+_NUMBER = re.compile(r"(?<![A-Za-z_])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?:/\d+)*")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A trial that was the best of its run when it finished."""
+
+    id: int
+    finished: int
+    """Trials of the campaign that had finished then, itself included."""
+    minutes: float
+    """Since the campaign began."""
+    value: float
+    """Microseconds; in a provisional run, time over the control's."""
+    label: str
+
+
+@dataclass(frozen=True)
+class ErrorPoint:
+    """One trial's worst error, as a share of what the gate allows."""
+
+    id: int
+    value: float | None
+    """Microseconds, or the ratio in a provisional run; None without a time."""
+    share: float | None
+    """None where an output was not finite."""
+    within: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One time on one workload; without an interval where nobody gave one."""
+
+    name: str
+    kind: str
+    """``trial`` or ``control``."""
+    us: float
+    low_us: float | None = None
+    high_us: float | None = None
+
+
+@dataclass(frozen=True)
+class ShapeBars:
+    """The leader of a run and the controls of its job on one workload."""
+
+    workload: str
+    bars: tuple[Bar, ...]
+    floor_us: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Trials that may be ordered among each other, best first."""
+
+    title: str
+    unit: str
+    """``us``, or ``x CONTROL`` where the order is by ratio."""
+    rows: tuple[LeaderboardRow, ...]
+    steps: tuple[Step, ...]
+    points: tuple[ErrorPoint, ...]
+    leader: LeaderboardRow
+    leader_is: str
+    shapes: tuple[ShapeBars, ...]
+    floor_note: str
+    open_jobs: bool
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """Worst error of schedules that share their numerics, by regime from mild to steep."""
+
+    first: str
+    second: str
+    points: tuple[tuple[int, float | None], ...]
+    """Position in :attr:`Report.sweep_regimes`, and the error; None where not finite."""
+    trials: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.first} {self.second}".strip()
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One trial in the table."""
+
+    id: int
+    number: int
+    status: str
+    rank: int | None
+    us: float | None
+    slow_us: float | None
+    ratio: float | None
+    share: float | None
+    stage: str
+    schedule: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows."""
+
+    campaign: CampaignRecord
+    source: str
+    """Name of the database."""
+    made_at: datetime
+    funnel: Funnel
+    runs: tuple[Run, ...]
+    sweep_regimes: tuple[tuple[str, str], ...]
+    """Name and what is written under it."""
+    sweep: tuple[SweepLine, ...]
+    sweep_gate: float | None
+    has_gate: bool
+    gate_note: str
+    reasons: tuple[tuple[str, str, str, int], ...]
+    """Stage, verdict, an example of the reason, and how many trials."""
+    other_reasons: int
+    trials: tuple[TableRow, ...]
+    jobs: tuple[JobRecord, ...]
+    fingerprints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def gather(store: Store, campaign: CampaignRecord, *, now: datetime) -> Report:
+    """Read everything the report of one campaign shows; a dozen queries."""
+    operation = _operation(campaign)
+    trials = store.list_trials(campaign.id)
+    jobs = store.list_jobs(campaign.id)
+    errors = _by_trial(trial_errors(store, campaign.id))
+    shares = {t: _share(found, operation) for t, found in errors.items()}
+    rows = ranked(store, campaign_id=campaign.id, live=True)
+    open_jobs = {j.id for j in jobs if j.status.value == "open"}
+    reasons, other = _reasons(trials)
+    axis = _sweep_axis(campaign, operation, errors)
+    return Report(
+        campaign=campaign,
+        source=store.name,
+        made_at=now,
+        funnel=funnel(store, campaign.id),
+        runs=tuple(
+            _run(store, campaign, operation, run, trials, shares, open_jobs)
+            for run in _runs_of(rows)
+        ),
+        sweep_regimes=tuple((name, text) for name, text, _ in axis),
+        sweep=_sweep(trials, errors, [name for name, *_ in axis]),
+        sweep_gate=None
+        if operation is None
+        else min((t.max_rel for t in operation.tolerances.values()), default=None),
+        has_gate=operation is not None,
+        gate_note=""
+        if operation is not None
+        else f"{campaign.operation} {campaign.operation_version} is not installed here: "
+        "without its tolerances the gate cannot be drawn, nor the sweep's order be known",
+        reasons=reasons,
+        other_reasons=other,
+        trials=_table(store, campaign, trials, rows, shares, open_jobs),
+        jobs=tuple(jobs),
+        fingerprints={
+            f: store.get_fingerprint(f).values
+            for f in dict.fromkeys(j.fingerprint_id for j in jobs)
+        },
+    )
+
+
+def _operation(campaign: CampaignRecord) -> Operation | None:
+    """The operation, if it is the one that the campaign met."""
+    import operations
+
+    try:
+        found = operations.get(campaign.operation)
+    except operations.UnknownOperationError:
+        return None
+    return found if found.version == campaign.operation_version else None
+
+
+def _by_trial(errors: Iterable[TrialError]) -> dict[int, list[TrialError]]:
+    found: dict[int, list[TrialError]] = defaultdict(list)
+    for error in errors:
+        found[error.id].append(error)
+    return found
+
+
+# ------------------------------------------------------------------------------- the gate
+
+
+def _share(errors: Sequence[TrialError], operation: Operation | None) -> tuple[float | None, str]:
+    """Worst error over its bound, and where; without an operation the largest error itself."""
+    worst: tuple[float, str] = (0.0, "")
+    for e in errors:
+        if not e.finite or e.max_rel is None:
+            return None, f"{e.tensor} not finite on {e.regime} ({e.stage})"
+        if operation is None:
+            share = e.max_rel
+        else:
+            bound = _tolerance(operation, e)
+            if bound is None:
+                continue
+            share = max(e.max_rel / bound.max_rel, (e.rms_rel or 0.0) / bound.rms_rel)
+        if share >= worst[0]:
+            worst = (share, f"{e.tensor} {e.max_rel:.1e} on {e.regime} ({e.stage})")
+    return worst
+
+
+def _tolerance(operation: Operation, error: TrialError) -> Tolerance | None:
+    regime = operation.regimes.get(error.regime)
+    if regime is None or not regime.gates:
+        return None
+    own = (regime.tolerances or {}).get(error.tensor)
+    return own or operation.tolerances.get(error.tensor)
+
+
+# ------------------------------------------------------------------------------------ runs
+
+
+def _runs_of(rows: Sequence[LeaderboardRow]) -> list[list[LeaderboardRow]]:
+    runs: list[list[LeaderboardRow]] = []
+    for row in rows:
+        if row.rank == 1:
+            runs.append([])
+        runs[-1].append(row)
+    return runs
+
+
+def _value(row: LeaderboardRow) -> float:
+    return row.ratio if row.provisional and row.ratio is not None else row.score_us
+
+
+def _run(
+    store: Store,
+    campaign: CampaignRecord,
+    operation: Operation | None,
+    rows: Sequence[LeaderboardRow],
+    trials: Sequence[TrialRecord],
+    shares: Mapping[int, tuple[float | None, str]],
+    open_jobs: set[str],
+) -> Run:
+    first = rows[0]
+    ids = {row.id: row for row in rows}
+    won = winner(store, campaign.id)
+    leader = ids.get(won.id, first) if won is not None else first
+    how = [first.method or "", f"{first.cache} cache" if first.cache not in (None, "none") else ""]
+    words = [f"clock {first.clock.value}", *([f"on {first.gpu}"] if first.gpu else []), *how]
+    gpu = first.gpu or _MODELLED_GPU
+    peak, note = _peak(gpu, operation)
+    no_time = [t for t in trials if t.id in shares and t.status.finished and t.score_us is None]
+    return Run(
+        title=", ".join(w for w in words if w),
+        unit=f"x {first.control}" if first.provisional else "us",
+        rows=tuple(rows),
+        steps=_steps(store, campaign, ids, trials),
+        points=(
+            *(_point(r.id, _value(r), r.schedule_key, shares) for r in rows if r.id in shares),
+            *(_point(t.id, None, t.schedule_key, shares) for t in no_time),
+        ),
+        leader=leader,
+        leader_is="winner of the finals" if won is not None and leader.id == won.id else "first",
+        shapes=_shapes(store, campaign, operation, leader, peak),
+        floor_note=note,
+        open_jobs=any(r.job_id in open_jobs for r in rows),
+    )
+
+
+def _steps(
+    store: Store,
+    campaign: CampaignRecord,
+    ids: Mapping[int, LeaderboardRow],
+    trials: Sequence[TrialRecord],
+) -> tuple[Step, ...]:
+    done = sorted(
+        (t for t in trials if t.status.finished and t.ended_at is not None),
+        key=lambda t: (t.ended_at, t.id),
+    )
+    place = {t.id: n for n, t in enumerate(done, 1)}
+    return tuple(
+        Step(
+            id=p.id,
+            finished=place[p.id],
+            minutes=(p.ended_at - campaign.created_at).total_seconds() / 60,
+            value=_value(ids[p.id]),
+            label=p.schedule_key,
+        )
+        for p in best_so_far(store, campaign.id)
+        if p.id in ids and p.id in place and p.ended_at is not None
+    )
+
+
+def _point(
+    id_: int, value: float | None, key: str, shares: Mapping[int, tuple[float | None, str]]
+) -> ErrorPoint:
+    share, where = shares[id_]
+    return ErrorPoint(
+        id=id_, value=value, share=share, within=value is not None, label=f"{key}: {where}"
+    )
+
+
+def _peak(gpu: str, operation: Operation | None) -> tuple[float | None, str]:
+    from factory.device.cuda import peak_bytes_per_s
+
+    peak = peak_bytes_per_s(gpu)
+    if operation is None or peak is None:
+        return None, ""
+    return peak, f"bytes that any implementation must move, at {gpu}'s {peak / 1e12:.3g} TB/s"
+
+
+def _shapes(
+    store: Store,
+    campaign: CampaignRecord,
+    operation: Operation | None,
+    leader: LeaderboardRow,
+    peak: float | None,
+) -> tuple[ShapeBars, ...]:
+    """Times behind the leader's score, beside the controls of its own job."""
+    bars: dict[str, list[Bar]] = defaultdict(list)
+    name = f"trial {leader.id}"
+    if leader.clock is Clock.MODELLED:
+        for stage in store.get_trial(leader.id).stages:
+            for workload, us in (stage.details.get("modelled_us") or {}).items():
+                bars[workload].append(Bar(name, "trial", us))
+    else:
+        basis = (campaign.ranking_regime, leader.clock, leader.cache, leader.method)
+        for row in shapes(store, leader.id, clock=leader.clock):
+            seen = (row.regime, row.clock, row.cache, row.method)
+            if seen == basis and row.phase == "search" and row.job_id == leader.job_id:
+                bar = Bar(name, "trial", row.median_us, row.low_us, row.high_us)
+                bars[row.workload].append(bar)
+        inexact = _inexact(store, leader, campaign.ranking_regime)
+        for c in control_spans(store, leader.job_id or ""):
+            if (c.regime, c.clock, c.cache, c.method) == basis:
+                form = "" if c.input_form == "activated" else f" ({c.input_form})"
+                mark = " *" if c.control in inexact else ""
+                bar = Bar(c.control + form + mark, "control", c.median_us, c.low_us, c.high_us)
+                bars[c.workload].append(bar)
+    return tuple(
+        ShapeBars(
+            workload=w,
+            bars=tuple(sorted(bars[w], key=lambda b: (b.kind != "trial", b.us))),
+            floor_us=_floor_us(operation, w, peak),
+        )
+        for w in campaign.workloads
+        if any(b.kind == "trial" for b in bars[w])
+    )
+
+
+def _inexact(store: Store, leader: LeaderboardRow, regime: str) -> set[str]:
+    """Controls of the leader's job whose outputs are beyond what candidates have to meet."""
+    details = {} if leader.job_id is None else store.get_job(leader.job_id).details
+    found: Mapping[str, Sequence[Mapping[str, Any]]] = details.get("control_errors") or {}
+    return {
+        name
+        for name, errors in found.items()
+        if any(e.get("regime") == regime and not e.get("within", True) for e in errors)
+    }
+
+
+def _floor_us(operation: Operation | None, workload: str, peak: float | None) -> float | None:
+    if operation is None or peak is None or workload not in operation.workloads:
+        return None
+    return operation.floor_bytes(operation.workloads[workload]) / peak * 1e6 or None
+
+
+# ----------------------------------------------------------------------------------- sweep
+
+
+def _sweep_axis(
+    campaign: CampaignRecord,
+    operation: Operation | None,
+    errors: Mapping[int, Sequence[TrialError]],
+) -> list[tuple[str, str, float]]:
+    """Regimes from mild to steep that some trial met: the sweep, then the ranking regime."""
+    met = {e.regime for found in errors.values() for e in found}
+    if operation is None:
+        return []
+    axis = [
+        (r.name, f"{r.severity:g}", r.severity)
+        for r in operation.regimes.values()
+        if r.severity is not None and r.name in met
+    ]
+    axis.sort(key=lambda a: -a[2])
+    ranking = operation.regimes.get(campaign.ranking_regime)
+    if ranking is not None and ranking.name in met:
+        axis.append((ranking.name, ranking.name, ranking.gate_floor))
+    return axis
+
+
+def _sweep(
+    trials: Sequence[TrialRecord],
+    errors: Mapping[int, Sequence[TrialError]],
+    regimes: Sequence[str],
+) -> tuple[SweepLine, ...]:
+    place = {name: i for i, name in enumerate(regimes)}
+    worst: dict[tuple[str, str], dict[int, float | None]] = defaultdict(dict)
+    members: Counter[tuple[str, str]] = Counter()
+    for trial in trials:
+        cells = _swept(errors.get(trial.id, ()), place)
+        if not cells:
+            continue
+        group = _numerics(trial.schedule)
+        members[group] += 1
+        for x, value in cells.items():
+            worst[group][x] = _larger(worst[group].get(x, 0.0), value)
+    return tuple(
+        SweepLine(*group, tuple(sorted(worst[group].items())), members[group])
+        for group in sorted(worst, key=_natural)
+    )
+
+
+def _swept(errors: Iterable[TrialError], place: Mapping[str, int]) -> dict[int, float | None]:
+    """Worst error by regime; as the GPU gave it where the gate ran, else as emulated."""
+    found: dict[int, dict[str, float | None]] = defaultdict(dict)
+    for e in errors:
+        if e.regime in place and e.stage in ("gate", "emulate"):
+            cell = found[place[e.regime]]
+            cell[e.stage] = _larger(cell.get(e.stage, 0.0), e.max_rel if e.finite else None)
+    return {x: cell["gate"] if "gate" in cell else cell["emulate"] for x, cell in found.items()}
+
+
+def _larger(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else max(a, b)
+
+
+def _numerics(schedule: Mapping[str, int | str]) -> tuple[str, str]:
+    named = [n for n in _SWEEP_BY if n in schedule] or list(schedule)[:2]
+    words = [f"{n}={schedule[n]}" for n in named]
+    return (words[0] if words else "all", words[1] if len(words) > 1 else "")
+
+
+def _natural(words: tuple[str, str]) -> list[tuple[int, str]]:
+    return [
+        (int(p), "") if p.isdecimal() else (-1, p) for w in words for p in re.split(r"(\d+)", w)
+    ]
+
+
+# ---------------------------------------------------------------------- reasons and the table
+
+
+def _reasons(
+    trials: Sequence[TrialRecord], most: int = 12
+) -> tuple[tuple[tuple[str, str, str, int], ...], int]:
+    """Kinds of failure, the most frequent first: reasons that differ in numbers only are one."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    example: dict[tuple[str, str, str], str] = {}
+    for t in trials:
+        if t.status.finished and t.reason:
+            kind = (t.stage, t.status.value, _NUMBER.sub("#", t.reason))
+            counts[kind] += 1
+            example.setdefault(kind, t.reason)
+    common = counts.most_common(most)
+    shown = tuple(
+        (stage, status, example[kind], n) for kind, n in common for stage, status, _ in [kind]
+    )
+    return shown, len(counts) - len(common)
+
+
+def _table(
+    store: Store,
+    campaign: CampaignRecord,
+    trials: Sequence[TrialRecord],
+    rows: Sequence[LeaderboardRow],
+    shares: Mapping[int, tuple[float | None, str]],
+    open_jobs: set[str],
+) -> tuple[TableRow, ...]:
+    placed = {r.id: r for r in rows}
+    left = {u.id: u.reason for u in unranked(store, campaign_id=campaign.id)}
+
+    def row(t: TrialRecord) -> TableRow:
+        r = placed.get(t.id)
+        if t.reason:
+            note = t.reason
+        elif t.job_id in open_jobs:
+            note = f"job {t.job_id} is open: its times may still be void"
+        else:
+            note = left.get(t.id, "")
+        return TableRow(
+            id=t.id,
+            number=t.number,
+            status=t.status.value,
+            rank=None if r is None else r.rank,
+            us=t.score_us,
+            slow_us=t.slow_us,
+            ratio=None if r is None else r.ratio,
+            share=shares[t.id][0] if t.id in shares else None,
+            stage=t.stage,
+            schedule=t.schedule_key,
+            note=note or _losses(campaign, r),
+        )
+
+    order = {r.id: n for n, r in enumerate(rows)}
+    return tuple(
+        sorted(map(row, trials), key=lambda t: (order.get(t.id, len(order)), t.number, t.id))
+    )
+
+
+def _losses(campaign: CampaignRecord, row: LeaderboardRow | None) -> str:
+    """On what the control was faster, in few words."""
+    if row is None or not row.losses:
+        return ""
+    many = len(row.losses)
+    if many > 2:
+        return f"loses to {row.control} on {many} of {len(campaign.workloads)} shapes"
+    return f"loses to {row.control} on {' '.join(row.losses)}"

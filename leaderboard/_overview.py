@@ -1,0 +1,88 @@
+"""A whole campaign at once: errors of every trial, controls of every job.
+
+Aggregated in the database, so that the answer to ten thousand trials stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from leaderboard.models import ErrorRow, MeasurementRow, TrialRow
+from leaderboard.store import Store
+from leaderboard.views import ControlSpan, TrialError
+
+__all__ = ["control_spans", "trial_errors"]
+
+
+def trial_errors(
+    store: Store, campaign_id: str, *, regimes: Iterable[str] | None = None
+) -> list[TrialError]:
+    """Largest error of each output of each trial, by stage and regime.
+
+    What was out of a schedule's contract was not run and is not here.
+
+    Parameters
+    ----------
+    regimes : iterable of str, optional
+        Only these; by default all.
+    """
+    e = ErrorRow
+    keys = (e.trial_id, e.stage, e.regime, e.tensor)
+    query = (
+        sa.select(
+            *keys,
+            sa.func.max(e.max_rel),
+            sa.func.max(e.rms_rel),
+            # A bool has no minimum in PostgreSQL.
+            sa.func.min(sa.case((e.finite, 1), else_=0)),
+            sa.func.min(sa.case((e.within, 1), else_=0)),
+        )
+        .join(TrialRow, TrialRow.id == e.trial_id)
+        .where(TrialRow.campaign_id == campaign_id, e.out_of_contract.is_(False))
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    if regimes is not None:
+        query = query.where(e.regime.in_(list(regimes)))
+    with store.reading() as session:
+        return [
+            TrialError(
+                id=trial_id,
+                stage=stage,
+                regime=regime,
+                tensor=tensor,
+                max_rel=max_rel if finite else None,
+                rms_rel=rms_rel if finite else None,
+                finite=bool(finite),
+                within=bool(within),
+            )
+            for trial_id, stage, regime, tensor, max_rel, rms_rel, finite, within in (
+                session.execute(query)
+            )
+        ]
+
+
+def control_spans(store: Store, job_id: str) -> list[ControlSpan]:
+    """Controls of one job over all their readings of the search."""
+    m = MeasurementRow
+    keys = (m.control, m.input_form, m.workload, m.regime, m.clock, m.cache, m.method)
+    query = (
+        sa.select(
+            *keys,
+            sa.func.avg(m.median_us),
+            sa.func.min(m.low_us),
+            sa.func.max(m.high_us),
+            sa.func.count(),
+        )
+        .where(m.job_id == job_id, m.control.is_not(None), m.phase != "final")
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    names = (
+        *("control", "input_form", "workload", "regime", "clock", "cache", "method"),
+        *("median_us", "low_us", "high_us", "readings"),
+    )
+    with store.reading() as session:
+        return [ControlSpan(**dict(zip(names, row, strict=True))) for row in session.execute(query)]

@@ -1,0 +1,556 @@
+"""``factory report``: one page that opens offline and says what the leaderboard says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+import pytest
+
+import leaderboard
+import operations
+from factory.cli import _run
+from factory.report import build_report
+from leaderboard import (
+    CampaignRecord,
+    CampaignStatus,
+    Clock,
+    ErrorRecord,
+    FingerprintRecord,
+    JobRecord,
+    JobStatus,
+    MeasurementRecord,
+    StageRecord,
+    StageStatus,
+    TrialStatus,
+)
+
+NOW = datetime(2026, 11, 30, 8, 0, tzinfo=UTC)
+SHAPES = ("2048/12/1", "1024/4/1")
+VOID_ELEMENTS = {"meta", "input", "br", "hr", "link", "img"}
+
+
+class Page(HTMLParser):
+    """What a reader of the page would find; fails on elements that do not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == [], self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID_ELEMENTS:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def said(self):
+        return " ".join(" ".join(self.words).split())
+
+    def of_class(self, name):
+        return [a for _, a in self.tags if name in (a.get("class") or "").split()]
+
+    @property
+    def table(self):
+        found = re.search(r'<script type="application/json" id="trials">(.*?)</script>', self.text)
+        assert found
+        data = json.loads(found[1])
+        names = [c["name"] for c in data["columns"]]
+        return [dict(zip(names, row, strict=True)) for row in data["rows"]]
+
+
+def page_of(store, campaign=None):
+    return Page(build_report(store, store.get_campaign(campaign), now=NOW))
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    with leaderboard.shipped_store() as store:
+        yield store, page_of(store, "survey")
+
+
+# -- a small campaign of one's own -----------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    with leaderboard.open_store(f"sqlite:///{tmp_path}/factory.db") as opened:
+        campaign(opened)
+        yield opened
+
+
+def campaign(store, **changes):
+    values = {
+        "id": "c-1",
+        "name": "mine",
+        "operation": "kda_prefill",
+        "operation_version": operations.get("kda_prefill").version,
+        "family": "kda_prefill",
+        "source_hash": "a" * 64,
+        "config": {"budget": 5},
+        "space_hash": "b",
+        "space": {"bt": [16, 32]},
+        "seed": 0,
+        "budget": 5,
+        "status": CampaignStatus.RUNNING,
+        "clock": Clock.GPU,
+        "workloads": SHAPES,
+        "slow_regime": None,
+        "created_at": NOW,
+        "updated_at": NOW + timedelta(minutes=5),
+    }
+    store.create_campaign(CampaignRecord(**{**values, **changes}))
+
+
+def job(store, id_="job-1", gpu="NVIDIA H200"):
+    store.put_fingerprint(FingerprintRecord(id="f", values={"driver": "580.1"}))
+    store.open_job(
+        JobRecord(
+            id=id_,
+            campaign_id="c-1",
+            fingerprint_id="f",
+            gpu=gpu,
+            status=JobStatus.OPEN,
+            started_at=NOW,
+        )
+    )
+
+
+def reading(job_id, workload, us, **owner):
+    return MeasurementRecord(
+        job_id=job_id,
+        workload=workload,
+        regime="production",
+        clock=Clock.GPU,
+        cache="warm",
+        method="cupti",
+        median_us=us,
+        low_us=us * 0.98,
+        high_us=us * 1.02,
+        samples_us=(us,),
+        **owner,
+    )
+
+
+def error(regime, max_rel, **changes):
+    values = {
+        "stage": "gate",
+        "regime": regime,
+        "workload": SHAPES[0],
+        "tensor": "o",
+        "scope": "all",
+        "max_rel": max_rel,
+        "rms_rel": max_rel,
+        "finite": max_rel is not None,
+        "within": max_rel is not None,
+        "seed": 0,
+    }
+    return ErrorRecord(**{**values, **changes})
+
+
+def begin(store, number, **changes):
+    values = {
+        "schedule_key": f"bt=16 n={number}",
+        "schedule": {"anchor": "mid", "bt": 16, "n": number},
+        "source_hash": "a" * 64,
+        "gate_bound": None,
+        "log_path": None,
+    }
+    return store.begin_trial("c-1", number=number, **{**values, **changes}).id
+
+
+def passed(store, number, us, job_id="job-1", errors=(), **changes):
+    id_ = begin(store, number, **changes)
+    times = [
+        reading(job_id, w, us * f, trial_id=id_) for w, f in zip(SHAPES, (2, 0.5), strict=True)
+    ]
+    done = {"status": StageStatus.PASSED, "seconds": 1}
+    store.record_stage(id_, StageRecord(stage="gate", **done), errors=errors)
+    store.record_stage(id_, StageRecord(stage="time", **done), measurements=times)
+    store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.GPU, score_us=us, job_id=job_id)
+    return id_
+
+
+def rejected(store, number, reason, errors=(), **changes):
+    id_ = begin(store, number, **changes)
+    failed = {"status": StageStatus.REJECTED, "reason": reason, "seconds": 1}
+    store.record_stage(id_, StageRecord(stage="emulate", **failed), errors=errors)
+    store.finish_trial(id_, TrialStatus.REJECTED, reason=reason)
+    return id_
+
+
+# -- one file --------------------------------------------------------------------------
+
+
+def test_the_page_asks_nothing_of_the_network(shipped):
+    page = shipped[1]
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
+        for name in ("src", "href", "action", "srcset", "xlink:href"):
+            assert name not in attributes, (tag, attributes)
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|import\(", page.text)
+
+
+def test_the_page_forbids_itself_the_network(shipped):
+    (policy,) = [a["content"] for _, a in shipped[1].tags if "http-equiv" in a]
+    assert "default-src 'none'" in policy
+    for allowed in ("script-src", "style-src"):
+        assert f"{allowed} 'unsafe-inline'" in policy
+
+
+def test_colours_follow_dark_mode_and_print_and_the_width_a_phone(shipped):
+    page = shipped[1]
+    assert "@media (prefers-color-scheme: dark)" in page.text
+    assert "@media print" in page.text
+    assert any(a.get("name") == "viewport" for _, a in page.tags)
+
+
+# -- what it says ----------------------------------------------------------------------
+
+
+def test_the_table_holds_every_trial_in_the_leaderboards_order(shipped):
+    store, page = shipped
+    campaign_id = store.get_campaign("survey").id
+    rows = page.table
+    ranks = leaderboard.ranked(store, campaign_id=campaign_id)
+    assert [r["trial"] for r in rows[: len(ranks)]] == [r.id for r in ranks]
+    assert [r["us"] for r in rows[: len(ranks)]] == [r.score_us for r in ranks]
+    assert len(rows) == len(store.list_trials(campaign_id))
+    for r in leaderboard.rejected(store, campaign_id=campaign_id):
+        (row,) = [x for x in rows if x["trial"] == r.id]
+        assert (row["status"], row["note"], row["us"]) == ("rejected", r.reason, None)
+
+
+def test_the_stairs_are_the_improvements(shipped):
+    store, page = shipped
+    points = leaderboard.best_so_far(store, store.get_campaign("survey").id)
+    steps = [int(a["data-trial"]) for a in page.of_class("step")]
+    assert steps == [p.id for p in points] * 2  # over trials and over time
+
+
+def test_each_shape_stands_beside_its_controls_and_the_floor(shipped):
+    store, page = shipped
+    said = page.said()
+    first = leaderboard.winner(store, store.get_campaign("survey").id)
+    rows = [
+        s
+        for s in leaderboard.shapes(store, first.id, clock=Clock.GPU)
+        if (s.regime, s.cache, s.phase) == ("production", "warm", "search")
+    ]
+    assert len(page.of_class("floor")) == len(rows) + 1  # and the legend
+    assert len(page.of_class("mine")) == len(rows) + 1
+    operation = operations.get("kda_prefill")
+    for s in rows:
+        assert f"trial {first.id} on {s.workload}: {s.median_us:.4g} us" in said
+        floor = operation.floor_bytes(operation.workloads[s.workload]) / 4.8e12 * 1e6
+        assert f"floor {floor:.3g}" in said
+        for c in s.controls:
+            assert f"{c.control} on {s.workload}: {c.median_us:.4g} us (" in said
+
+
+def test_a_control_beyond_tolerance_is_marked(store):
+    job(store)
+    for name in ("exact", "loose"):
+        store.add_measurements(
+            [reading("job-1", w, 50.0, control=name, phase="before") for w in SHAPES]
+        )
+    passed(store, 0, 40.0)
+    said = {
+        "exact": [error("production", 0.004)],
+        "loose": [error("production", 0.4, within=False)],
+    }
+    details = {name: [e.model_dump(mode="json") for e in found] for name, found in said.items()}
+    store.close_job("job-1", JobStatus.VALID, details={"control_errors": details})
+    page = page_of(store)
+    assert f"loose * on {SHAPES[0]}: 50 us" in page.said()
+    assert f"exact on {SHAPES[0]}: 50 us" in page.said()
+    assert "* beyond the tolerances" in page.said()
+
+
+def test_the_sweep_shows_who_breaks_and_where(shipped):
+    page = shipped[1]
+    said = page.said()
+    assert "anchor=mid bt=64, 1 trial, production: not finite" in said
+    assert "anchor=start bt=32, 1 trial, production: not finite" in said
+    assert re.search(r"anchor=mid bt=32, 6 trials, sweep_lb1: \d\.\d\de-03", said)
+    assert "the gate, 0.015" in said
+
+
+def test_the_fingerprint_is_there(shipped):
+    store, page = shipped
+    (one,) = store.list_jobs(store.get_campaign("survey").id)
+    for value in (one.id, one.gpu, store.get_fingerprint(one.fingerprint_id).values["driver"]):
+        assert value in page.said()
+
+
+def test_an_error_is_drawn_against_what_its_own_regime_allows(store):
+    """0.02 is beyond the operation's bound, and within that of similar keys."""
+    job(store)
+    bound = operations.get("kda_prefill").regimes["similar_keys"].tolerances["o"]
+    passed(store, 0, 40.0, errors=[error("similar_keys", 0.02), error("production", 0.003)])
+    rejected(store, 1, "wrong", errors=[error("production", 0.03, within=False)])
+    rows = {r["trial"]: r for r in page_of(store).table}
+    shares = [r["error"] for r in rows.values()]
+    assert shares[0] == pytest.approx(max(0.02 / bound.max_rel, 0.02 / bound.rms_rel, 0.3))
+    assert shares[1] == pytest.approx(3.0)
+
+
+def test_mild_gates_are_not_drawn_as_errors(store):
+    job(store)
+    passed(store, 0, 40.0, errors=[error("mild", 0.9, within=False), error("production", 0.003)])
+    assert page_of(store).table[0]["error"] == pytest.approx(0.3)
+
+
+def test_kinds_of_rejection_are_counted_whatever_their_numbers(store):
+    for number in range(4):
+        rejected(store, number, f"o has {number + 7} non-finite of 96")
+    rejected(store, 4, "input g changed")
+    said = page_of(store).said()
+    assert "4 rejected emulate o has 7 non-finite of 96" in said
+    assert "1 rejected emulate input g changed" in said
+
+
+# -- campaigns as they come ------------------------------------------------------------
+
+
+def test_a_campaign_that_has_just_begun_has_a_page(store):
+    page = page_of(store)
+    assert "No trial has passed" in page.said()
+    assert "The campaign is running" in page.said()
+    assert page.table == []
+
+
+def test_a_campaign_with_nothing_passed_says_why(store):
+    rejected(store, 0, "too wrong", errors=[error("production", None, stage="emulate")])
+    page = page_of(store)
+    assert "No trial has passed" in page.said()
+    assert "too wrong" in page.said()
+    assert page.of_class("lost")
+    assert not page.of_class("stairs")
+
+
+def test_times_of_an_open_job_are_shown_and_marked(store):
+    job(store)
+    id_ = passed(store, 0, 40.0)
+    page = page_of(store)
+    assert "job that is still open" in page.said()
+    assert (page.table[0]["trial"], page.table[0]["rank"]) == (id_, 1)
+    assert "job job-1 is open" in page.table[0]["note"]
+
+
+def test_times_of_a_void_job_are_not_drawn(store):
+    job(store)
+    passed(store, 0, 40.0)
+    store.close_job("job-1", JobStatus.VOID, note="controls drifted")
+    page = page_of(store)
+    assert not page.of_class("stairs")
+    assert "1 trial passed, but none has a place: job job-1 is void" in page.said()
+
+
+def test_two_gpus_are_two_drawings(store):
+    job(store)
+    job(store, "job-2", "NVIDIA H100 80GB HBM3")
+    a, b = passed(store, 0, 40.0), passed(store, 1, 50.0, "job-2")
+    page = page_of(store)
+    titles = page.said().split("Clock gpu, on ")[1:]
+    assert [t.split(",")[0] for t in titles] == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    assert len(page.of_class("stairs")) == 4
+    assert [int(s["data-trial"]) for s in page.of_class("step")] == [b, b, a, a]
+    assert {r["rank"] for r in page.table} == {1}
+
+
+def test_across_jobs_the_order_is_by_ratio_to_the_control(store):
+    for id_, us in (("job-1", 50.0), ("job-2", 100.0)):
+        job(store, id_)
+        store.add_measurements(
+            [
+                reading(id_, w, us * f, control="flashkda", phase="before")
+                for w, f in zip(SHAPES, (2, 0.5), strict=True)
+            ]
+        )
+    slow, fast = passed(store, 0, 45.0), passed(store, 1, 60.0, "job-2")
+    page = page_of(store)
+    assert [r["trial"] for r in page.table] == [fast, slow]
+    assert "provisional" in page.said()
+    assert f"trial {fast}: 0.6 x flashkda" in page.said()
+
+
+def test_an_operation_that_is_not_installed_leaves_out_the_gate(tmp_path):
+    with leaderboard.open_store(f"sqlite:///{tmp_path}/other.db") as store:
+        campaign(store, operation="elsewhere")
+        job(store)
+        passed(store, 0, 40.0, errors=[error("production", 0.003)])
+        page = page_of(store)
+    assert "elsewhere" in page.said()
+    assert "the gate cannot be drawn" in page.said()
+    assert not page.of_class("gate")
+    assert page.of_class("dot")
+    assert not page.of_class("floor")
+
+
+def test_another_version_of_the_operation_is_another_gate(tmp_path):
+    with leaderboard.open_store(f"sqlite:///{tmp_path}/other.db") as store:
+        campaign(store, operation_version="0")
+        rejected(store, 0, "wrong", errors=[error("production", 0.003)])
+        assert "the gate cannot be drawn" in page_of(store).said()
+
+
+def test_names_and_reasons_cannot_become_markup(store):
+    hostile = "</script><img src=x onerror=alert(1)>&amp;\"'<b>"
+    job(store)
+    passed(store, 0, 40.0, schedule_key=hostile, errors=[error("production", 0.003)])
+    rejected(store, 1, hostile)
+    store.close_job("job-1", JobStatus.VALID)
+    page = page_of(store)
+    assert sum(t == "img" for t, _ in page.tags) == 0
+    assert sum(t == "script" for t, _ in page.tags) == 2
+    assert page.table[0]["schedule"] == hostile
+    assert page.table[1]["note"] == hostile
+
+
+# -- the command -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        code = _run(["report", *map(str, argv)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_the_command_writes_the_newest_campaign_or_the_named_one(factory, store, tmp_path):
+    code, out, err = factory()
+    assert (code, out) == (0, "")
+    assert "wrote report.html" in err
+    assert "campaign c-1" in err
+    assert factory("mine", "-o", "x.html")[0] == 0
+    assert (tmp_path / "x.html").read_text("utf-8").startswith("<!doctype html>")
+    assert sorted(p.name for p in tmp_path.glob("*.html*")) == ["report.html", "x.html"]
+
+
+def test_without_a_database_the_shipped_results_are_reported(factory, tmp_path):
+    assert factory("survey", "-o", "s.html")[0] == 0
+    assert "NVIDIA H200" in (tmp_path / "s.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["nobody"], "no campaign 'nobody'"),
+        (["-o", "no/such/folder.html"], "cannot write no/such/folder.html: No such file"),
+        (["-o", "."], "is a directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(factory, store, argv, said):
+    code, _, err = factory(*argv)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+# -- too long for CI -------------------------------------------------------------------
+
+CLICKS = """
+<script>
+const put = (v) => { const s = document.getElementById("search"); s.value = v;
+  s.dispatchEvent(new Event("input")); };
+const rows = () => [...document.querySelectorAll("#table tbody tr")].map((r) =>
+  [...r.cells].map((c) => c.textContent));
+const out = {};
+put("bt=32 and anchor=mid"); out.filtered = rows();
+put("us<60"); out.fast = rows();
+put("");
+const head = [...document.querySelectorAll("#table th button")].find((b) => b.textContent === "us");
+head.click(); out.up = rows(); head.click(); out.down = rows();
+document.querySelector(".dot.bad").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+out.clicked = rows();
+const pre = document.createElement("pre"); pre.id = "seen";
+pre.textContent = JSON.stringify(out); document.body.append(pre);
+</script>
+"""
+
+
+def opened(path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True
+    )
+    assert ":CONSOLE" not in done.stderr, done.stderr
+    return done.stdout, time.perf_counter() - start
+
+
+@pytest.mark.soak
+def test_in_a_browser_filter_sort_and_points_work(shipped, tmp_path):
+    file = tmp_path / "r.html"
+    file.write_text(shipped[1].text.replace("</body>", CLICKS + "</body>"))
+    dom, _ = opened(file)
+    seen = json.loads(Page(dom).said().rpartition('{"filtered"')[2].join(['{"filtered"', ""]))
+    table = shipped[1].table
+    want = [r for r in table if {"bt=32", "anchor=mid"} <= set(r["schedule"].split())]
+    assert [int(r[1]) for r in seen["filtered"]] == [r["trial"] for r in want]
+    assert [int(r[1]) for r in seen["fast"]] == [
+        r["trial"] for r in table if r["us"] is not None and r["us"] < 60
+    ]
+    timed = [float(r[3]) for r in seen["up"] if r[3]]
+    assert timed == sorted(timed)
+    assert [float(r[3]) for r in seen["down"] if r[3]] == sorted(timed, reverse=True)
+    assert not any(r[3] for r in seen["down"][len(timed) :])
+    assert [r[2] for r in seen["clicked"]] == ["rejected"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_ten_thousand_trials_make_a_small_page_quickly(store, tmp_path):
+    job(store)
+    lines = [f"bt={16 << n % 3} anchor=mid n={n}" for n in range(10_000)]
+    for number, key in enumerate(lines):
+        schedule = {"bt": 16 << number % 3, "anchor": "mid", "n": number}
+        if number % 3:
+            seen = [error("production", 0.004), error("sweep_lb1", 0.003)]
+            passed(
+                store, number, 40.0 + number % 97, errors=seen, schedule_key=key, schedule=schedule
+            )
+        else:
+            rejected(
+                store,
+                number,
+                f"o has {number} non-finite",
+                schedule_key=key,
+                schedule=schedule,
+                errors=[error("production", None, stage="emulate")],
+            )
+    start = time.process_time()
+    text = build_report(store, store.get_campaign(), now=NOW)
+    assert time.process_time() - start < 10
+    assert len(text.encode()) < 4e6
+    file = tmp_path / "big.html"
+    file.write_text(text)
+    _, seconds = opened(file)
+    assert seconds < 10  # the browser's own start included
