@@ -179,6 +179,8 @@ def _launch(
     store.acquire(campaign.id)
     try:
         if stored is not None:
+            # Its driver may have finished it between our look and our turn.
+            refuse_finished(plan, store, store.get_campaign(stored.id))
             store.abandon_open_trials(campaign.id)
             store.void_open_jobs(campaign.id, "its driver was killed")
         campaign = store.set_campaign_status(

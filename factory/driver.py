@@ -229,6 +229,8 @@ class Driver:
                     )
             case TaskLost():
                 self._lost(event)
+            case HarnessFault() if self.stop_asked:
+                pass  # what asked us to stop may have ended the workers first
             case HarnessFault():
                 where = f"{event.stage}: " if event.stage else ""
                 raise HarnessError(f"{where}{event.message}")
@@ -309,6 +311,8 @@ class Driver:
         opened = self._open.get(event.trial_id)
         if opened is None:
             return
+        if self.stop_asked:
+            return  # it may have died of the signal that we got; a resume runs it again
         if event.kind == "crashed" and opened.losses == 0:
             opened.losses += 1
             self.view.note(f"trial {event.trial_id}: {event.reason}; once more in a new worker")

@@ -42,6 +42,8 @@ def toolchain() -> dict[str, Any]:
     }
     for key, distribution in _DISTRIBUTIONS.items():
         values[key] = installed(distribution)
+    # The DSL's own distribution only pulls its parts in; a host may have these alone.
+    values["dsl"] = values["dsl"] or installed("nvidia-cutlass-dsl-libs-base")
     visible = gpus()
     values["gpu"] = visible[0].name if visible else None
     values["driver"] = visible[0].driver if visible else None

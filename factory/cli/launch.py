@@ -107,16 +107,23 @@ def _launch(
     from factory.campaign import launch as run
     from factory.plan import make_plan
     from factory.progress import make_view
-    from leaderboard import DEFAULT_URL, open_store
+    from leaderboard import DEFAULT_URL, StoreError, open_store
 
-    with open_store(db or DEFAULT_URL) as store:
-        stored = None
-        if resume:
+    # All that can be refused is, before a database is made or touched.
+    url = db or DEFAULT_URL
+    stored = None
+    if resume:
+        try:
+            reading = open_store(url, read_only=True)
+        except StoreError as error:
+            raise UserError(f"nothing to resume: {error}") from error
+        with reading as store:
             stored = find_resumable(store, config.name)
-            config = _as_launched(config, stored, given)
-        else:
+        config = _as_launched(config, stored, given)
+    plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
+    with open_store(url) as store:
+        if stored is None:
             _refuse_unfinished(store, unfinished(store, config.name))
-        plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
         launched = run(plan, store, stored=stored, make_executor=_make_executor, view=make_view())
         return _report(store, launched, plan, campaign, as_json=as_json)
 

@@ -77,7 +77,7 @@ def show(trial: str, db: str | None, as_json: bool) -> None:
         if times:
             click.echo()
             print_table(
-                ["workload", "regime", "clock", "phase", "us", "low", "high", "controls"],
+                ["workload", "regime", "clock", "cache", "phase", "us", "low", "high", "controls"],
                 (_time_row(t) for t in times),
                 title="times",
                 right="us,low,high",
@@ -145,6 +145,7 @@ def _time_row(t: Any) -> list[str]:
         f"{t.workload}{' (held out)' if t.held_out else ''}",
         t.regime,
         t.clock.value,
+        t.cache,
         t.phase,
         us_text(t.median_us),
         us_text(t.low_us),

@@ -165,11 +165,15 @@ class ProcessPool:
                 self._replace(worker, start=False)
                 return [HarnessFault(f"worker did not start: it {how}")]
             seconds = time.monotonic() - worker.task_started
-            self._replace(worker)
-            if task is None:
-                return []
-            reason = f"worker {how} in {task.stage}"
-            return [TaskLost(task.trial_id, task.stage, "crashed", reason, seconds)]
+            events: list[Event] = []
+            if task is not None:
+                reason = f"worker {how} in {task.stage}"
+                events.append(TaskLost(task.trial_id, task.stage, "crashed", reason, seconds))
+            try:
+                self._replace(worker)
+            except OSError as error:  # the server of workers is gone too
+                events.append(HarnessFault(f"a worker {how} and no other can be started: {error}"))
+            return events
         now = time.monotonic()
         if task is not None:
             limit = self._context.limits.of(task.stage)

@@ -283,6 +283,16 @@ def test_a_broken_toolchain_fails_the_campaign_and_judges_nobody(go, store):
     assert kept["kind=no_dsl"] is TrialStatus.ABANDONED
 
 
+def test_a_campaign_finished_while_we_waited_for_it_is_not_run_again(go, store):
+    go(budget=2)
+    seen = find_resumable(store, "toy").model_copy(update={"status": CampaignStatus.RUNNING})
+    plan = make_plan(CampaignConfig(name="toy", operation="toy_scale", space="six", budget=2))
+    with pytest.raises(UserError, match="nothing to resume"):
+        launch(plan, store, stored=seen, make_executor=None, view=Silent())
+    kept = store.get_campaign(seen.id)
+    assert (kept.status, kept.driver) == (CampaignStatus.FINISHED, None)
+
+
 def test_a_held_campaign_is_not_resumed(go, store):
     go(budget=2)
     campaign = unfinished(store, "toy") or find_resumable(store, "toy")

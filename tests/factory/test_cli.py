@@ -394,6 +394,13 @@ def test_all_that_needs_no_kernel_works_without_the_dsl_and_ray(tmp_path, argv):
         assert done.returncode == 0, done.stderr
 
 
+def test_a_refused_launch_makes_no_database(factory, tmp_path):
+    (tmp_path / "wrong.toml").write_text(TOY.replace("toy_scale", "toy_scales"))
+    assert factory("launch", "wrong.toml")[0] == 2
+    assert factory("launch", "toy.toml", "--resume")[0] == 2
+    assert not list(tmp_path.glob("factory.db*"))
+
+
 def test_results_are_stored_where_db_says(factory, tmp_path):
     url = f"sqlite:///{tmp_path}/elsewhere.db"
     assert factory("launch", "toy.toml", "--db", url, "--budget", 1)[0] == 0
