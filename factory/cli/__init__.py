@@ -7,6 +7,7 @@ their listing is written here.  An error that a user can act on is one line;
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -100,8 +101,16 @@ def _run(argv: Sequence[str] | None) -> int:
         if code is None:
             raise
         _show_traceback()
+        if isinstance(error, OSError):
+            # What is still buffered would fail again when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _complain(f"cannot write: {error.strerror}", code)
         return _complain(str(error), code)
     return answer if isinstance(answer, int) else EXIT_DONE
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Of a disk, or of whatever standard output was sent to."""
 
 
 def _known(error: Exception) -> int | None:
@@ -109,6 +118,8 @@ def _known(error: Exception) -> int | None:
 
     Their modules are looked up, not imported: what was never imported did not raise.
     """
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return EXIT_MACHINE
     codes = {
         ("leaderboard._errors", "StoreError"): EXIT_USAGE,
         ("factory.stages.base", "HarnessError"): EXIT_MACHINE,

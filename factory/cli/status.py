@@ -26,7 +26,7 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
     """How campaigns stand: all of them, or CAMPAIGN (an id or a name) stage by stage.
 
     With --json: a list of objects with id, name, operation, status, clock,
-    budget, finished, statuses, stages, spared, best, driver, heartbeat_at, created_at
+    budget, finished, statuses, stages, spared, best, winner, driver, heartbeat_at, created_at
     and updated_at; one such object if CAMPAIGN is given.
     """
     with open_reading(db) as store:
@@ -64,10 +64,11 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
 
 
 def _described(store: Any, campaign: Any) -> dict[str, Any]:
-    from leaderboard import best_so_far, funnel
+    from leaderboard import best_so_far, funnel, winner
 
     counts = funnel(store, campaign.id)
     points = best_so_far(store, campaign.id)
+    first = winner(store, campaign.id)
     return {
         "id": campaign.id,
         "name": campaign.name,
@@ -80,6 +81,7 @@ def _described(store: Any, campaign: Any) -> dict[str, Any]:
         "stages": [stage.model_dump(mode="json") for stage in counts.stages],
         "spared": _spared(counts),
         "best": points[-1].model_dump(mode="json") if points else None,
+        "winner": first.model_dump(mode="json") if first else None,
         "driver": campaign.driver,
         "heartbeat_at": campaign.heartbeat_at.isoformat() if campaign.heartbeat_at else None,
         "created_at": campaign.created_at.isoformat(),
@@ -108,6 +110,12 @@ def _print_one(found: dict[str, Any]) -> None:
     best = found["best"]
     if best:
         click.echo(f"best {us_text(best['score_us'])} us {found['clock']}: {best['schedule_key']}")
+    first = found["winner"]
+    if first:
+        click.echo(
+            f"winner trial {first['id']}, {us_text(first['score_us'])} us in the finals: "
+            f"{first['schedule_key']}"
+        )
     if found["spared"] is not None:
         by = ", ".join(f"{n} by {stage}" for stage, n in found["spared"].items())
         click.echo(f"GPU trials spared: {sum(found['spared'].values())}{f' ({by})' * bool(by)}")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -392,6 +393,20 @@ def test_all_that_needs_no_kernel_works_without_the_dsl_and_ray(tmp_path, argv):
         assert "'cutlass' is not importable" in done.stdout
     else:
         assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_under_the_output_is_one_line_and_exit_code_3():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "factory", "operations"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            check=False,
+        )
+    assert done.returncode == 3
+    assert one_line(done.stderr) == "factory: cannot write: No space left on device"
 
 
 def test_a_refused_launch_makes_no_database(factory, tmp_path):
