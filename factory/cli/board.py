@@ -18,6 +18,9 @@ from factory.cli.common import (
 
 __all__ = ["leaderboard"]
 
+_LOSSES_NAMED = 2
+"""Workloads that a table names."""
+
 
 @click.group(invoke_without_command=True)
 @click.option("--campaign", help="Only this one, by id or name.")
@@ -158,7 +161,7 @@ def _print_run(run: list[Any]) -> None:
                 us_text(r.score_us),
                 *([us_text(r.slow_us)] if slow else []),
                 *(
-                    ["-" if r.ratio is None else f"{r.ratio:.3f}", " ".join(r.losses) or "-"]
+                    ["-" if r.ratio is None else f"{r.ratio:.3f}", _losses(r.losses)]
                     if over
                     else []
                 ),
@@ -170,6 +173,13 @@ def _print_run(run: list[Any]) -> None:
         title=f"{title} ({'; '.join(marks)})" if marks else title,
         right=",".join(["rank", "trial", "us", "slow us", f"/ {first.control}"]),
     )
+
+
+def _losses(workloads: tuple[str, ...]) -> str:
+    """Where the control is faster: by name while a few, else how many (--json has them all)."""
+    if len(workloads) > _LOSSES_NAMED:
+        return f"{len(workloads)} shapes"
+    return " ".join(workloads) or "-"
 
 
 def _print_rejected(rows: list[Any], name: str) -> None:
