@@ -49,9 +49,9 @@ def _foreign(doing: str) -> Iterator[None]:
         raise _Fault("harness", str(error)) from error
     except BuildError as error:
         raise _Fault("build", str(error)) from error
-    except ToolchainError as error:
-        raise _Fault("toolchain", str(error)) from error
     except BaseException as error:
+        if isinstance(error, ToolchainError) and doing == "load":
+            raise _Fault("toolchain", str(error)) from error
         text = str(error).strip().splitlines()
         raise _Fault(
             "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
 from candidates import Baseline, Family, Schedule
+from candidates.user import UserFamily
 from factory.device.bank import Bank
 from factory.device.controls import Controls
 from factory.device.finals import Finals, run_finals
@@ -446,6 +449,8 @@ class DeviceJob:
             load_s=self._limits.load_s,
             host_bytes=self._limits.host_bytes,
             log_path=log_path,
+            baseline=target.baseline is not None,
+            believed=partial(_believed, target),
         )
         self._children.append(child)
         return Handle(schedule or Schedule(()), child, log_path)
@@ -543,3 +548,18 @@ class DeviceJob:
         self._controls.load()
         with self._alone():
             return self._controls.read(phase, sampling=sampling)
+
+
+def _believed(target: Target, said: str) -> bool:
+    """Whether a process that loads this may blame the toolchain.
+
+    A user's file may not, but for a distribution that is not there: the job
+    looks for itself.
+    """
+    if not isinstance(target.family, UserFamily):
+        return True
+    named = re.search(r" imports '(\w+)', which is not installed", said)
+    try:
+        return named is not None and find_spec(named[1]) is None
+    except ValueError:  # a module that is there, without a spec
+        return False

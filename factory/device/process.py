@@ -5,19 +5,23 @@ It knows messages and limits; it must not know what a right answer is.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Pipe
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from factory.device.answers import Answer, Nonsense, Reader, checked, safe
 from factory.device.protocol import Load, Open
 from factory.stages.base import HarnessError
 
@@ -25,7 +29,13 @@ __all__ = ["Child", "ChildFailure", "Spawner"]
 
 _POLL_S = 0.2
 _REAP_S = 20.0
+_HANGUP_S = 2.0
+"""Between the end of its pipe and its own, where it ends by itself."""
+_READS_LEFT = 16
+"""Reads of what a process left behind, or wrote when its time was up: more than a pipe holds."""
 _TAIL_BYTES = 4000
+_SEND_BYTES = 1 << 20
+_HEADER = struct.Struct("!i")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -78,6 +88,11 @@ class Child:
         Limit on resident memory, looked at while the job waits.
     log_path : Path
         Receives its standard output and error.
+    baseline : bool
+        Whether it runs a baseline: what it may answer differs.
+    believed : callable, optional
+        Whether to believe, on loading, that the toolchain is at fault; takes
+        what the process says.  Default: never.
     """
 
     def __init__(
@@ -89,20 +104,25 @@ class Child:
         load_s: float,
         host_bytes: int,
         log_path: Path,
+        baseline: bool = False,
+        believed: Callable[[str], bool] | None = None,
     ) -> None:
         self.log_path = log_path
         self._host_bytes = host_bytes
         self._load_s = load_s
+        self._baseline = baseline
+        self._believed = believed or (lambda message: False)
         self._lock = threading.Lock()
-        """Between the job's thread and the timer of the load limit."""
+        """Between the job's thread and the timer of the load limit; nothing waits under it."""
         self._expired = False
-        self._heard = False
-        """Whether anything was received from it."""
         self._gone = False
         """Whether it was waited for: its number may belong to somebody else."""
         self._ready: dict[str, Any] | None = None
-        self._at = ""
-        self._link, theirs = Pipe()
+        self._load = load
+        self._link, theirs = socket.socketpair()
+        self._link.setblocking(False)
+        self._reader = Reader(self._link)
+        self._unsent = bytearray()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(log_path, "ab") as log:
             self._process = spawner.start(
@@ -125,11 +145,8 @@ class Child:
         self._started = time.monotonic()
         self._timer: threading.Timer | None = None
         self._arm()
-        try:
-            self._link.send(opening)
-            self._link.send(load)
-        except OSError:
-            pass  # it died already: ready() finds out how
+        self._send(opening)
+        self._send(load)
 
     @property
     def pid(self) -> int:
@@ -151,7 +168,7 @@ class Child:
         ChildFailure
         """
         if self._ready is None:
-            self._ready = self._answer(None)
+            self._ready = self._answer(self._load, None)
             self._disarm()
         return self._ready
 
@@ -162,12 +179,16 @@ class Child:
         ------
         ChildFailure
         """
-        self._at = ""
         try:
-            self._link.send(message)
-        except OSError:
-            raise self._death() from None
-        return self._answer(limit_s)
+            early = self._heard(_READS_LEFT) is not None
+        except (EOFError, Nonsense):
+            early = False  # found again, and told, by the wait for an answer
+        if early:
+            self.kill()
+            raise ChildFailure("candidate", "its process answered before it was asked")
+        self._reader.at = ""
+        self._send(message)
+        return self._answer(message, limit_s)
 
     def pause(self) -> None:
         """Stop a process that is still loading, so that nothing runs beside a timing."""
@@ -218,7 +239,15 @@ class Child:
     def _expire(self) -> None:
         """End a process that has not answered; one that has may wait to be heard."""
         with self._lock:
-            if self._gone or self._heard or self._link.poll(0):
+            if self._gone:
+                return
+            try:
+                for _ in range(_READS_LEFT):
+                    if self._reader.answered or not self._reader.pump():
+                        break
+            except (EOFError, Nonsense):
+                pass  # it has not answered
+            if self._reader.answered:
                 return
             self._expired = True
         self._signal(signal.SIGKILL)
@@ -233,33 +262,76 @@ class Child:
         except ProcessLookupError:
             return
 
-    def _answer(self, limit_s: float | None) -> dict[str, Any]:
+    def _send(self, message: Any) -> None:
+        """Queue a message; what its pipe does not take now is sent while the job waits."""
+        packed = ForkingPickler.dumps(message)
+        # The framing of multiprocessing.connection, which the child reads it with.
+        long = len(packed) > 0x7FFFFFFF
+        self._unsent += struct.pack("!iQ", -1, len(packed)) if long else _HEADER.pack(len(packed))
+        self._unsent += packed
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._link.send(memoryview(self._unsent)[:_SEND_BYTES])
+                del self._unsent[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()  # nobody reads it: the wait for an answer finds out why
+
+    def _answer(self, message: Any, limit_s: float | None) -> dict[str, Any]:
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        while True:
-            try:
-                if self._link.poll(_POLL_S):
-                    with self._lock:
-                        self._heard = True
-                        answer = self._link.recv_bytes()
-                    reply: dict[str, Any] = json.loads(answer)
-                    if "at" in reply:
-                        self._at = str(reply["at"])
-                        continue
-                    if "fault" in reply:
-                        self.kill()
-                        raise ChildFailure(
-                            reply["fault"]["kind"], self._where(reply["fault"]["message"])
-                        )
-                    return dict(reply["ok"])
-            except (EOFError, OSError):
-                raise self._death() from None
-            except (ValueError, KeyError, TypeError):
-                self.kill()
-                raise ChildFailure("candidate", "its process wrote nonsense to the job") from None
-            self._watch_memory()
-            if deadline is not None and time.monotonic() > deadline:
-                self.kill()
-                raise ChildFailure("timeout", self._where(f"no answer within {limit_s:.0f} s"))
+        try:
+            while True:
+                # Asked before reading: what it wrote before it ended is still heard.
+                ended = not self.alive
+                answer = self._heard(_READS_LEFT if ended else 1)
+                if answer is not None:
+                    return self._believe(answer, message)
+                if ended:
+                    raise self._death()
+                self._watch_memory()
+                if deadline is not None and time.monotonic() > deadline:
+                    self.kill()
+                    raise ChildFailure("timeout", self._where(f"no answer within {limit_s:.0f} s"))
+                self._flush()
+                self._wait()
+        except EOFError:
+            raise self._death() from None
+        except Nonsense as error:
+            expired = self._expired
+            self.kill()
+            if expired:
+                raise self._late() from None
+            raise ChildFailure(
+                "candidate", self._where(f"its process wrote nonsense to the job ({error})")
+            ) from None
+
+    def _wait(self) -> None:
+        """Until there is something to read or room to write, for a moment at most."""
+        waited = select.poll()
+        waited.register(self._link, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        waited.poll(_POLL_S * 1000)
+
+    def _heard(self, reads: int) -> Answer | None:
+        """An answer, if one is whole after a few reads that do not wait."""
+        with self._lock:
+            for _ in range(reads):
+                if self._reader.answered or not self._reader.pump():
+                    break
+            return self._reader.take() if self._reader.answered else None
+
+    def _believe(self, answer: Answer, message: Any) -> dict[str, Any]:
+        if answer.fault is None:
+            assert answer.ok is not None
+            return checked(answer.ok, message, baseline=self._baseline)
+        kind, said = answer.fault
+        if kind == "toolchain" and not (isinstance(message, Load) and self._believed(said)):
+            kind = "candidate"
+        self.kill()
+        raise ChildFailure(kind, self._where(said))
 
     def _watch_memory(self) -> None:
         try:
@@ -273,17 +345,26 @@ class Child:
             )
 
     def _death(self) -> ChildFailure:
+        until = time.monotonic() + _HANGUP_S
+        while self.alive and time.monotonic() < until:
+            time.sleep(0.01)
+        hung_up = self.alive and not self._expired
         expired = self._expired
         self.kill()
         if expired:
-            return ChildFailure("timeout", f"did not load within {self._load_s:.0f} s")
+            return self._late()
+        if hung_up:
+            return ChildFailure("died", self._where("its process closed its pipe to the job"))
         code = self._process.returncode
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         said = self._last_words()
         return ChildFailure("died", self._where(f"its process ended: {how}{said}"))
 
+    def _late(self) -> ChildFailure:
+        return ChildFailure("timeout", f"did not load within {self._load_s:.0f} s")
+
     def _where(self, message: str) -> str:
-        return f"{self._at}: {message}" if self._at else message
+        return f"{self._reader.at}: {message}" if self._reader.at else message
 
     def _last_words(self) -> str:
         """The last line of its log that looks like an error, or nothing."""
@@ -291,7 +372,7 @@ class Child:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
         telling = [line.strip() for line in lines if re.search(r"error|abort|fatal", line, re.I)]
-        return f" ({telling[-1][:200]})" if telling else ""
+        return f" ({safe(telling[-1], 200)})" if telling else ""
 
 
 def _environment() -> dict[str, str]:

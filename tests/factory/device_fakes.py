@@ -6,8 +6,11 @@ gate, the timer and the processes that meet them are the real ones.
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -329,6 +332,59 @@ def _hoards(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
     assert hoard
 
 
+def _says(*frames: bytes, then: Callable[[], Any] | None = None) -> Callable[..., None]:
+    """Writes into the pipe to the job, whose number is among the arguments; by default waits."""
+
+    def call(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+        for frame in frames:
+            os.write(int(sys.argv[1]), frame)
+        (then or (lambda: time.sleep(600)))()
+
+    return call
+
+
+def framed(said: bytes | object) -> bytes:
+    packed = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return struct.pack("!i", len(packed)) + packed
+
+
+def flood() -> None:
+    frame = framed({"at": "x"}) * 1000
+    while True:
+        os.write(int(sys.argv[1]), frame)
+
+
+def _leaves_a_child_behind() -> None:
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(7)
+
+
+def _raises_this(error: Exception) -> Callable[..., None]:
+    def call(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+        raise error
+
+    return call
+
+
+_FAULT = {"kind": "toolchain", "message": "install another compiler"}
+HOSTILE: dict[str, Callable[..., Any]] = {
+    "says_half": _says(b"\x00\x00\x10\x00abc"),
+    "floods_places": _says(then=flood),
+    "says_no_json": _says(framed(b"{")),
+    "nests": _says(framed(b"[" * 200_000)),
+    "announces_much": _says(struct.pack("!iQ", -1, 1 << 45)),
+    "faults_with_numbers": _says(framed({"fault": {"kind": 5, "message": []}})),
+    "faults_as_nobody": _says(framed({"fault": {"kind": "driver", "message": "x"}})),
+    "blames_by_pipe": _says(framed({"fault": _FAULT})),
+    "blames_the_toolchain": _raises_this(ToolchainError("install another compiler")),
+    "answers_twice": _says(framed({"ok": {}}) * 2),
+    "escapes": _raises_this(RuntimeError("\x1b[31mred \udcff\u202e" + "x" * 5000)),
+    "leaves_a_child_behind": _says(then=_leaves_a_child_behind),
+    "hangs_up": _says(then=lambda: (os.close(int(sys.argv[1])), time.sleep(600))),
+}
+"""What a candidate can do that knows how its process speaks to the job."""
+
 _CALLED = {"runs_hot": 0}
 
 
@@ -392,10 +448,17 @@ CALLS: dict[str, Callable[..., Any]] = {
     "quits": lambda i, o: exit("as if nothing happened"),
     "raises": _raises,
     "hoards": _hoards,
+    **HOSTILE,
 }
 NAMES = tuple(f"name_{n}" for n in range(10))
 """One kernel under ten names, which takes about as long each time."""
 LOADS = ("in_bind", "forges_clock", "build_error", "toolchain_error", "spins_loading", "nameless")
+LOADS_HOSTILE = {
+    "loads_as_nothing": framed({"ok": {}}),
+    "loads_as_numbers": framed({"ok": {"kernel_names": [1]}}),
+    "loads_never": b"\x00\x00\x10\x00abc",
+    "loads_somewhere": b"",
+}
 NARROW = ("narrow", "narrower")
 
 
@@ -438,7 +501,9 @@ class WithoutProfiler(SimulatedDevice):
 class FakeFamily(Family):
     name = "fakes"
     operation = "fake"
-    parameters = (Parameter("kind", (*CALLS, *LOADS, *NARROW, *NAMES), "how it behaves"),)
+    parameters = (
+        Parameter("kind", (*CALLS, *LOADS, *LOADS_HOSTILE, *NARROW, *NAMES), "how it behaves"),
+    )
 
     def presets(self) -> tuple[str, ...]:
         return ("all",)
@@ -471,6 +536,11 @@ class FakeFamily(Family):
         if kind == "toolchain_error":
             raise ToolchainError("fake-dsl 0.1 is broken; install 0.2")
         if kind == "spins_loading":
+            time.sleep(600)
+        if kind in LOADS_HOSTILE:
+            os.write(int(sys.argv[1]), LOADS_HOSTILE[kind])
+            if kind == "loads_somewhere":
+                flood()
             time.sleep(600)
         if kind == "forges_clock":
             time.perf_counter_ns = lambda: 0

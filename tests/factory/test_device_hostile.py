@@ -1,0 +1,166 @@
+"""Candidates that know how their process speaks to the job, and abuse it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import device_fakes as fakes
+import pytest
+from device_jobs import LIMITS, schedule, start, through
+
+from factory.device import DeviceJob
+from factory.device.answers import Nonsense, Reader, checked, safe
+from factory.device.protocol import Case, Load, Sampling, Time
+from operations import Workload
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceJob]:
+    with start(tmp_path_factory.mktemp("logs")) as opened:
+        yield opened
+
+
+SAID = {
+    "says_half": ("timeout", "no answer within 2 s"),
+    "floods_places": ("timeout", "x: no answer within 2 s"),
+    "says_no_json": ("crashed", "its process wrote nonsense to the job"),
+    "nests": ("crashed", "its process wrote nonsense to the job"),
+    "announces_much": ("crashed", "its process wrote nonsense to the job"),
+    "faults_with_numbers": ("crashed", "its process wrote nonsense to the job"),
+    "faults_as_nobody": ("crashed", "its process wrote nonsense to the job"),
+    "blames_by_pipe": ("crashed", "install another compiler"),
+    "blames_the_toolchain": ("crashed", "ToolchainError: install another compiler"),
+    "answers_twice": ("crashed", "two answers to one message"),
+    "escapes": ("crashed", r"RuntimeError: \x1b[31mred \udcff\u202exxx"),
+    "leaves_a_child_behind": ("crashed", "its process ended: exit code 7"),
+    "hangs_up": ("crashed", "its process closed its pipe to the job"),
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_what_it_writes_to_the_job_is_held_against_it(job: DeviceJob, kind: str) -> None:
+    handle = job.prepare(schedule(kind))
+    handle.child.ready()
+    job._limits = replace(LIMITS, gate_s=2.0)
+    began = time.monotonic()
+    try:
+        result = job.gate(handle)
+    finally:
+        job._limits = LIMITS
+        job.release(handle)
+    status, words = SAID[kind]
+    assert (result.status.value, words in result.reason) == (status, True), result.reason
+    assert time.monotonic() - began < 20, "the limit holds"
+    assert result.reason.isascii()
+    assert result.reason.isprintable()
+    assert len(result.reason) < 600
+
+
+LOADED = {
+    "loads_as_nothing": ("crashed", "its process wrote nonsense to the job"),
+    "loads_as_numbers": ("crashed", "its process wrote nonsense to the job"),
+    "loads_never": ("timeout", "did not load within 6 s"),
+    "loads_somewhere": ("timeout", "did not load within 6 s"),
+}
+
+
+@pytest.mark.parametrize("kind", LOADED)
+def test_only_a_real_answer_ends_the_limit_of_loading(job: DeviceJob, kind: str) -> None:
+    job._limits = replace(LIMITS, load_s=6.0)
+    try:
+        result = through(job, kind)
+    finally:
+        job._limits = LIMITS
+    status, words = LOADED[kind]
+    assert (result.status.value, words in result.reason) == (status, True), result.reason
+
+
+def reader(*frames: bytes) -> Reader:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.sendall(b"".join(frames))
+    theirs.close()
+    return Reader(ours)
+
+
+def test_a_frame_may_come_in_pieces_and_a_place_is_no_answer() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    found = Reader(ours)
+    assert not found.pump()
+    for byte in fakes.framed({"at": "a\x1b"}) + fakes.framed({"ok": {"a": 1}}):
+        assert not found.answered
+        theirs.sendall(bytes([byte]))
+        assert found.pump()
+    assert found.at == r"a\x1b"
+    assert found.take().ok == {"a": 1}
+    theirs.close()
+    with pytest.raises(EOFError):
+        found.pump()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"[]", b"{}", b'{"ok": 1}', b'{"ok": {"a": NaN}}', b"\xff", b"[" * 60_000, b'{"at": 1}'],
+)
+def test_a_frame_of_another_form_is_nonsense(frame: bytes) -> None:
+    with pytest.raises(Nonsense):
+        reader(fakes.framed(frame)).pump()
+
+
+READING = {
+    "gpu": [1.0],
+    "cold": [],
+    "per_call": [],
+    "pipelined": [],
+    "kernels": {"k": 1},
+    "empty": 0,
+    "burst": 0,
+    "thrown_away": 0,
+    "sm_share": None,
+    "throttled": False,
+}
+TIME = Time((Case("a", Workload("w"), ()),), Sampling(gpu=1))
+
+
+def timed(**changes: object) -> dict[str, object]:
+    return {"readings": {"a": {**READING, **changes}}, "skipped": {}, "kernel_names": {"a": ["k"]}}
+
+
+def test_an_honest_answer_is_kept_whole() -> None:
+    assert checked(timed(), TIME, baseline=False) == timed()
+    said = {"kernel_names": ["k"], "chunk": 64, "bitwise_causal": True}
+    assert checked(said, Load(b""), baseline=False) == said
+    skipped = {"readings": {}, "skipped": {"a": "too\nlong"}, "kernel_names": {}}
+    assert checked(skipped, TIME, baseline=True)["skipped"] == {"a": "too long"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"readings": {}, "skipped": {"a": "no time for me"}, "kernel_names": {}},
+        timed(gpu=[]),
+        timed(gpu=["1"]),
+        timed(gpu=[-1.0]),
+        timed(gpu=[json.loads("1e999")]),
+        timed(gpu=[10**400]),
+        timed(kernels={"\udcff": 1}),
+        timed(kernels={"k": 0.5}),
+        timed(burst=None),
+        timed(sm_share="all"),
+    ],
+)
+def test_times_of_another_form_are_nonsense(said: dict[str, object]) -> None:
+    with pytest.raises(Nonsense):
+        checked(said, TIME, baseline=False)
+
+
+def test_foreign_text_becomes_one_bounded_printable_line() -> None:
+    assert safe("a\n\tb  c") == "a b c"
+    assert safe("\x1b]0;x\x07\ud800é") == r"\x1b]0;x\x07\ud800\xe9"
+    assert len(safe("\x1b" * 10**6)) == 400
