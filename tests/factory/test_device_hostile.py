@@ -79,6 +79,19 @@ def test_only_a_real_answer_ends_the_limit_of_loading(job: DeviceJob, kind: str)
     assert (result.status.value, words in result.reason) == (status, True), result.reason
 
 
+def test_what_it_prints_cannot_fill_the_disk(job: DeviceJob) -> None:
+    job._limits = replace(LIMITS, file_bytes=4 << 20)
+    try:
+        handle = job.prepare(schedule("floods_its_log"))
+    finally:
+        job._limits = LIMITS
+    result = job.gate(handle)
+    job.release(handle)
+    assert result.status.value == "crashed"
+    assert "its output, or a file it writes, exceeds 4 MiB" in result.reason
+    assert handle.log_path.stat().st_size <= 4 << 20
+
+
 def reader(*frames: bytes) -> Reader:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
