@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from candidates import Baseline, Schedule
 from candidates.user import UserFamily
-from factory.device.process import ChildFailure
 from factory.device.protocol import Limits
-from factory.device.verdicts import of_failure
-from factory.stages.base import HarnessError, StageResult
+from factory.stages.base import StageResult
 from leaderboard import Contrast, contrast
 from leaderboard.records import (
     Clock,
@@ -379,7 +377,7 @@ class _Check:
         """A candidate's process that has imported the file; None if it could not."""
         handle = job.prepare(schedule)
         try:
-            done = self._run("load", lambda: _load(self._candidate, handle), handle, where)
+            done = self._run("load", lambda: _load(self._candidate, job, handle), handle, where)
             yield handle if done else None
         finally:
             job.release(handle)
@@ -446,17 +444,15 @@ def _gate(job: DeviceJob, handle: Handle) -> StageResult:
     return job.gate(handle, thorough=True)
 
 
-def _load(candidate: UserFamily, handle: Handle) -> StageResult:
+def _load(candidate: UserFamily, job: DeviceJob, handle: Handle) -> StageResult:
     """Wait for the import; what the process then says of itself must be what the file says."""
-    try:
-        names = tuple(handle.child.ready()["kernel_names"])
-    except ChildFailure as failure:
-        if failure.kind == "harness":
-            raise HarnessError(str(failure)) from failure
-        return of_failure(failure)
+    result = job.load(handle)
+    if result.status is not StageStatus.PASSED:
+        return result
+    names = tuple(result.details["kernel_names"])
     if names != candidate.declaration.kernels:
         return StageResult(StageStatus.REJECTED, f"its process declares other kernels: {names!r}")
-    return StageResult(StageStatus.PASSED, details={"kernel_names": list(names)})
+    return result
 
 
 def _seen(stage: str, result: StageResult) -> str:

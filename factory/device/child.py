@@ -8,14 +8,16 @@ before anything foreign is imported (:class:`Load`).
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import pickle
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
@@ -52,6 +54,10 @@ def _foreign(doing: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, ToolchainError) and doing == "load":
             raise _Fault("toolchain", str(error)) from error
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            said = f"{doing}: its output, or a file it writes, exceeds {limit / 2**20:.0f} MiB"
+            raise _Fault("candidate", said) from error
         text = str(error).strip().splitlines()
         raise _Fault(
             "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"
@@ -202,6 +208,17 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
+def _limit_files(nbytes: int) -> None:
+    """No file of this process, its log among them, grows beyond that; for good."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+
+
+def _log() -> None:
+    """The current exception into the log, if that has room for it."""
+    with suppress(OSError, ValueError):
+        traceback.print_exc()
+
+
 def _answer(
     connection: Connection, work: Callable[[], dict[str, Any]], *, quiet: bool = False
 ) -> bool:
@@ -210,10 +227,10 @@ def _answer(
         reply = {"ok": work()}
     except _Fault as fault:
         reply = {"fault": {"kind": fault.kind, "message": str(fault)}}
-        traceback.print_exc()
+        _log()
     except Exception as error:  # noqa: BLE001  reported to the job, which ends this process
         reply = {"fault": {"kind": "harness", "message": f"{type(error).__name__}: {error}"}}
-        traceback.print_exc()
+        _log()
     if not (quiet and "ok" in reply):
         connection.send_bytes(json.dumps(reply).encode())
     return "ok" in reply
@@ -228,6 +245,7 @@ def main(number: int, parent: int) -> None:
     def handle(message: Any) -> dict[str, Any]:
         nonlocal service
         if isinstance(message, Open):
+            _limit_files(message.file_bytes)
             service = _Service(connection, message.device.bench(message.arena, message.gpu_bytes))
             return {}
         assert service is not None

@@ -241,6 +241,18 @@ class DeviceJob:
         """
         return self._prepare(Target(self._family, schedule), schedule, log_path=log_path)
 
+    def load(self, handle: Handle) -> StageResult:
+        """Wait until a candidate is imported and launchable; the other stages do it by themselves.
+
+        ``details`` holds the prefixes of kernel names that it declares.
+
+        Raises
+        ------
+        HarnessError
+            If the machine or the toolchain fails.
+        """
+        return self._stage(handle, lambda: _loaded(handle.child))
+
     def gate(self, handle: Handle, *, thorough: bool = False) -> StageResult:
         """Run a candidate in every regime within its bound on every tuned workload.
 
@@ -444,7 +456,7 @@ class DeviceJob:
         log_path = own if log_path is None else Path(log_path)
         child = Child(
             self._spawner,
-            Open(self._device, self._arena.handle, self._limits.gpu_bytes),
+            Open(self._device, self._arena.handle, self._limits.gpu_bytes, self._limits.file_bytes),
             Load(packed),
             load_s=self._limits.load_s,
             host_bytes=self._limits.host_bytes,
@@ -548,6 +560,11 @@ class DeviceJob:
         self._controls.load()
         with self._alone():
             return self._controls.read(phase, sampling=sampling)
+
+
+def _loaded(child: Child) -> StageResult:
+    names = child.ready()["kernel_names"]
+    return StageResult(StageStatus.PASSED, details={"kernel_names": list(names)})
 
 
 def _believed(target: Target, said: str) -> bool:

@@ -46,6 +46,8 @@ class Limits:
     host_bytes : int
         Resident host memory of a child; watched while the job waits for it.
         An address-space limit is unusable: CUDA reserves hundreds of gigabytes.
+    file_bytes : int
+        Longest file a child may write, its log among them.
     arena_bytes, answer_bytes : int
         Device memory of the job itself: what it shares with children (inputs
         and outputs), and what it keeps to itself (pristine inputs, expected
@@ -70,6 +72,7 @@ class Limits:
     control_s: float = 300.0
     gpu_bytes: int = 24 << 30
     host_bytes: int = 24 << 30
+    file_bytes: int = 512 << 20
     arena_bytes: int = 40 << 30
     answer_bytes: int = 60 << 30
     drift: float = 0.03
@@ -173,6 +176,7 @@ class Open:
     device: Any
     arena: Any
     gpu_bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ pretends to take.  Times read here say nothing about any GPU.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factory.device.hardware import Arena, Bench, Device, KernelEvent
@@ -82,19 +81,31 @@ def _tensor(memory: mmap.mmap, ref: Ref) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=ref.offset).view(ref.shape)
 
 
-class _FileArena(Arena):
+class _MemoryArena(Arena):
+    """Memory with a number but no name: gone with the last process that maps it, however it ends.
+
+    Its size is sealed, so that no child can cut it short under the job.
+    """
+
     def __init__(self, nbytes: int) -> None:
-        number, path = tempfile.mkstemp(prefix="kernel-factory-arena-")
-        os.ftruncate(number, nbytes)  # sparse: only pages in use take room
-        self._memory = mmap.mmap(number, nbytes)
-        os.close(number)
-        self.size, self.handle = nbytes, path
+        self._number = os.memfd_create("kernel-factory-arena", os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._number, nbytes)  # sparse: only pages in use take room
+        fcntl.fcntl(
+            self._number,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+        )
+        self._memory = mmap.mmap(self._number, nbytes)
+        self.size, self.handle = nbytes, f"/proc/{os.getpid()}/fd/{self._number}"
+        self._open = True
 
     def view(self, ref: Ref) -> torch.Tensor:
         return _tensor(self._memory, ref)
 
     def close(self) -> None:
-        Path(self.handle).unlink(missing_ok=True)
+        if self._open:
+            self._open = False
+            os.close(self._number)
 
 
 class _SimulatedBench(Bench):
@@ -169,7 +180,7 @@ class SimulatedDevice(Device):
         return self.memory_bytes
 
     def create_arena(self, nbytes: int) -> Arena:
-        return _FileArena(nbytes)
+        return _MemoryArena(nbytes)
 
     def check(self) -> None:
         """CPU memory cannot be lost."""

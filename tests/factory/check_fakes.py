@@ -47,6 +47,10 @@ FILES: dict[str, str] = {
     + "    launch('mine_main', 1.0)\n"
     + "    outputs['y'].copy_(KEPT[key])\n",
     "raises on import": RIGHT + "\nraise ValueError('not today')\n",
+    "blames the toolchain": RIGHT
+    + "\nimport candidates\nraise candidates.ToolchainError('buy another compiler')\n",
+    "blames the profiler": RIGHT
+    + "\nfrom factory.device.hardware import RecordingError\nraise RecordingError('blind')\n",
     "needs a distribution": RIGHT + "\nimport no_such_distribution\n",
     "aborts": RIGHT + "    import os\n    os.abort()\n",
     "renames its kernels": RIGHT

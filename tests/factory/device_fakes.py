@@ -367,8 +367,14 @@ def _raises_this(error: Exception) -> Callable[..., None]:
     return call
 
 
+def _floods_its_log(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    while True:
+        os.write(1, b"an error of no interest " * 4000)
+
+
 _FAULT = {"kind": "toolchain", "message": "install another compiler"}
 HOSTILE: dict[str, Callable[..., Any]] = {
+    "floods_its_log": _floods_its_log,
     "says_half": _says(b"\x00\x00\x10\x00abc"),
     "floods_places": _says(then=flood),
     "says_no_json": _says(framed(b"{")),

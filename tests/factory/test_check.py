@@ -101,6 +101,8 @@ def test_a_cpu_candidate_is_never_timed(checked: Check) -> None:
         ("aborts", "gate", StageStatus.CRASHED, "SIGABRT"),
         ("emulates wrongly", "emulate", StageStatus.REJECTED, "y is off by max"),
         ("raises on import", "load", StageStatus.CRASHED, "ValueError: not today"),
+        ("blames the toolchain", "load", StageStatus.CRASHED, "buy another compiler"),
+        ("blames the profiler", "load", StageStatus.CRASHED, "blind (the smoke kernel works"),
         ("renames its kernels", "load", StageStatus.REJECTED, "declares other kernels: ('any',)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -77,6 +78,19 @@ def test_only_a_real_answer_ends_the_limit_of_loading(job: DeviceJob, kind: str)
         job._limits = LIMITS
     status, words = LOADED[kind]
     assert (result.status.value, words in result.reason) == (status, True), result.reason
+
+
+def test_what_it_prints_cannot_fill_the_disk(job: DeviceJob) -> None:
+    job._limits = replace(LIMITS, file_bytes=4 << 20)
+    try:
+        handle = job.prepare(schedule("floods_its_log"))
+    finally:
+        job._limits = LIMITS
+    result = job.gate(handle)
+    job.release(handle)
+    assert result.status.value == "crashed"
+    assert "its output, or a file it writes, exceeds 4 MiB" in result.reason
+    assert handle.log_path.stat().st_size <= 4 << 20
 
 
 def reader(*frames: bytes) -> Reader:
@@ -164,3 +178,12 @@ def test_foreign_text_becomes_one_bounded_printable_line() -> None:
     assert safe("a\n\tb  c") == "a b c"
     assert safe("\x1b]0;x\x07\ud800é") == r"\x1b]0;x\x07\ud800\xe9"
     assert len(safe("\x1b" * 10**6)) == 400
+
+
+def test_the_arena_has_no_file_and_cannot_be_cut_short(job: DeviceJob) -> None:
+    """A file would outlive a job that is killed; a shorter one would kill the job (SIGBUS)."""
+    handle = job._arena.handle
+    assert "memfd:" in os.readlink(handle)
+    for nbytes in (0, job._arena.size + 1):
+        with open(handle, "r+b") as found, pytest.raises(PermissionError):
+            os.ftruncate(found.fileno(), nbytes)

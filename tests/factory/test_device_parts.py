@@ -121,7 +121,7 @@ class Counting(fakes.FakeOperation):
 def bank_of(operation: fakes.FakeOperation, arena_bytes: int, private_bytes: int) -> Bank:
     device = SimulatedDevice()
     arena = device.create_arena(arena_bytes)
-    Path(arena.handle).unlink()  # the mapping stays
+    arena.close()  # the mapping stays
     return Bank(operation, device, arena, seed=1, private_bytes=private_bytes)
 
 
