@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ Call = Callable[[dict[str, Any]], Mapping[str, torch.Tensor]]
 def bank() -> Bank:
     device = SimulatedDevice()
     arena = device.create_arena(1 << 28)
-    Path(arena.handle).unlink()  # the mapping stays
+    arena.close()  # the mapping stays
     return Bank(OPERATION, device, arena, seed=11, private_bytes=1 << 28)
 
 
