@@ -134,17 +134,7 @@ class TrialStore(BaseStore):
                     raise StoreError(f"trial {trial_id} ended at stage {name}: {status}")
             for job_id in sorted({m.job_id for m in measurements}):
                 self._open(session, job_id)
-            session.add(
-                StageRow(
-                    trial_id=trial_id,
-                    position=len(before),
-                    **{**stage.model_dump(), "status": stage.status.value},
-                )
-            )
-            if errors:
-                session.execute(
-                    sa.insert(ErrorRow), [_rows.error_values(trial_id, e) for e in errors]
-                )
+            _insert_stage(session, trial_id, len(before), stage, errors)
             insert_measurements(session, measurements)
             trial.stage = stage.stage
 
@@ -227,24 +217,14 @@ class TrialStore(BaseStore):
                 session.execute(
                     sa.delete(model).where(model.trial_id == trial_id, model.stage == stage.stage)
                 )
-            position = session.scalar(
-                sa.select(sa.func.count()).where(StageRow.trial_id == trial_id)
+            earlier = sa.select(sa.func.count()).where(StageRow.trial_id == trial_id)
+            _insert_stage(
+                session,
+                trial_id,
+                session.scalar(earlier) or 0,
+                stage,
+                [e.model_copy(update={"stage": stage.stage}) for e in errors],
             )
-            session.add(
-                StageRow(
-                    trial_id=trial_id,
-                    position=position,
-                    **{**stage.model_dump(), "status": stage.status.value},
-                )
-            )
-            if errors:
-                session.execute(
-                    sa.insert(ErrorRow),
-                    [
-                        _rows.error_values(trial_id, e.model_copy(update={"stage": stage.stage}))
-                        for e in errors
-                    ],
-                )
             for job_id in sorted({m.job_id for m in measurements}):
                 self._open(session, job_id)
             insert_measurements(
@@ -324,6 +304,20 @@ class TrialStore(BaseStore):
         if row.status != TrialStatus.RUNNING.value:
             raise StoreError(f"trial {trial_id} is {row.status} already")
         return row
+
+
+def _insert_stage(
+    session: Session,
+    trial_id: int,
+    position: int,
+    stage: StageRecord,
+    errors: Sequence[ErrorRecord],
+) -> None:
+    """Add what a stage said of a trial, and the errors it saw."""
+    values = {**stage.model_dump(), "status": stage.status.value}
+    session.add(StageRow(trial_id=trial_id, position=position, **values))
+    if errors:
+        session.execute(sa.insert(ErrorRow), [_rows.error_values(trial_id, e) for e in errors])
 
 
 def _passes(

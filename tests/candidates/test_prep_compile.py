@@ -38,9 +38,7 @@ def test_steps_compute_every_score_of_the_lower_triangle(variant: Variant) -> No
         for job in step.jobs:
             for i in range(16 * job.row, 16 * job.row + 16):
                 first = 16 * job.col + 8 * job.half
-                for j in range(
-                    first, min(first + (16 if getattr(step, "wide", False) else 8), i + 1)
-                ):
+                for j in range(first, min(first + (16 if step.wide else 8), i + 1)):
                     parted = (i ^ j) // step.size == 1 if step.size else i == j
                     if not step.diagonal_level or parted:
                         seen[job.query, i, j] += 1
