@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from candidates import Parameter, Schedule
 SOURCE = """
 extern "C" __global__ void fake_main(
     const float* g, const float* v, const float* initial, float* o, float* total,
-    int rows, int kind, float scale, int has_initial)
+    int rows, int kind, int scale_bits, int has_initial)
 {
+    float scale = __int_as_float(scale_bits);
     if (kind == 1 && threadIdx.x == 0) {          // sleep
         unsigned long long start, now;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
@@ -72,7 +74,8 @@ class GpuRunnable:
                 into["total"],
                 len(i["v"]),
                 number,
-                float(i["scale"]),
+                # As bits: whether a Python float travels as float or double depends on torch.
+                struct.unpack("<i", struct.pack("<f", i["scale"]))[0],
                 int(i["initial"] is not None),
             ]
             self.kernel((1, 1, 1), (COLUMNS, 1, 1), arguments)
