@@ -11,6 +11,8 @@ import pytest
 
 # The DSL reads it once, when it is first imported, by whichever test comes first.
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+# No test learns from what another, or its user, compiled before; those of the store name one.
+os.environ["FACTORY_ARTEFACTS"] = ""
 
 
 @pytest.fixture(scope="session")
