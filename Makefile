@@ -4,12 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: campaign test lint typecheck unit soak clean
+.PHONY: campaign test postgresql lint typecheck unit soak clean
 
 campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign
 	$(BIN)/factory launch kda_prefill
 
-test: lint typecheck unit  ## set up and pass all checks; the whole of CI
+test: postgresql lint typecheck unit  ## set up and pass all checks; the whole of CI
+
+postgresql:  ## the server that tests run against, if there is none yet
+	tests/install_postgresql.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -21,7 +24,7 @@ typecheck: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-soak: $(STAMP)  ## what is too long for CI
+soak: postgresql $(STAMP)  ## what is too long for CI
 	$(BIN)/python -m pytest -m soak --timeout 3600
 
 $(STAMP): pyproject.toml constraints.txt

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from operations import Inputs, Outputs, Workload
@@ -248,6 +249,31 @@ class Family(ABC):
     @abstractmethod
     def load(self, schedule: Schedule) -> Runnable:
         """Compile and make launchable on the current GPU."""
+
+    def objects(self, schedule: Schedule) -> Mapping[str, bytes]:
+        """Compile ahead of time what :meth:`load_objects` needs; needs no GPU.
+
+        Returns
+        -------
+        Mapping of str to bytes
+            File name to contents; empty for a family whose schedules are compiled on loading.
+
+        Raises
+        ------
+        BuildError, ToolchainError
+            As :meth:`compile`.
+        """
+        return {}
+
+    def load_objects(self, schedule: Schedule, folder: Path) -> Runnable:
+        """Make launchable what :meth:`objects` made, from its files in ``folder``.
+
+        Raises
+        ------
+        Exception
+            Whatever a file that does not fit here leads to; :meth:`load` is then the way.
+        """
+        return self.load(schedule)
 
 
 class Baseline(ABC):

@@ -25,7 +25,7 @@ from factory.progress import View
 from factory.stages.base import HarnessError
 from factory.tally import Tally
 from factory.warm import earlier_campaigns
-from leaderboard.records import CampaignRecord, CampaignStatus
+from leaderboard.records import CampaignRecord, CampaignStatus, Clock
 
 if TYPE_CHECKING:
     from leaderboard import Store
@@ -216,6 +216,7 @@ def _run(
         log_dir=str(log_dir),
         device=plan.config.device.model_dump(),
         controls=None if plan.config.controls is None else tuple(plan.config.controls),
+        measured=plan.clock is not Clock.MODELLED,
     )
     done = False
     status = CampaignStatus.FAILED

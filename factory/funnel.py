@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from candidates import Family, Schedule
+from factory.artefacts import Store
 from factory.executors.base import DEVICE_STAGES
 from factory.stages.base import StageResult
 from factory.stages.compile import compile_schedule
@@ -60,9 +61,24 @@ class Funnel:
 
 
 def run_cpu_stage(
-    stage: str, family: Family, schedule: Schedule, references: References
+    stage: str,
+    family: Family,
+    schedule: Schedule,
+    references: References,
+    *,
+    store: Store | None = None,
+    objects: bool = False,
 ) -> StageResult:
     """Run one stage that needs no GPU.
+
+    Parameters
+    ----------
+    stage : {"validate", "emulate", "compile"}
+    family : Family
+    schedule : Schedule
+    references : References
+    store, objects
+        As for :func:`factory.stages.compile.compile_schedule`.
 
     Raises
     ------
@@ -77,5 +93,5 @@ def run_cpu_stage(
         case "emulate":
             return emulate(family, schedule, references)
         case "compile":
-            return compile_schedule(family, schedule)
+            return compile_schedule(family, schedule, store=store, objects=objects)
     raise ValueError(f"no CPU stage {stage!r}")

@@ -119,18 +119,26 @@ class Board:
     unranked: tuple[tuple[Entry, str], ...]
 
 
-def build_board(session: Session, filters: Filters, *, jobs: Iterable[JobStatus]) -> Board:
+def build_board(
+    session: Session,
+    filters: Filters,
+    *,
+    jobs: Iterable[JobStatus],
+    entries: Iterable[Entry] | None = None,
+) -> Board:
     """Order what may be ordered, in two queries whatever the number of trials.
 
     Parameters
     ----------
     jobs : iterable of JobStatus
         Jobs whose times count: valid ones, and open ones while looking on.
+    entries : iterable of Entry, optional
+        What to order; by default every passed trial that the filters let through.
     """
     counted = {status.value for status in jobs}
     groups: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
     unranked: list[tuple[Entry, str]] = []
-    for entry in _entries(session, filters):
+    for entry in _entries(session, filters) if entries is None else entries:
         if entry.modelled or entry.job_status in counted:
             groups[entry.group].append(entry)
         elif entry.job_status is None:

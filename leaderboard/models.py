@@ -168,6 +168,20 @@ class TrialRow(Base):
             "(status IN ('running', 'abandoned')) = (finished IS NULL)", name="finished"
         ),
         Index("ix_kf_trials_campaign_id_status", "campaign_id", "status"),
+        # Equal up to the score is what may be ordered without looking elsewhere: the best of
+        # each such run are the first rows of it (see leaderboard._top).
+        Index(
+            "ix_kf_trials_ranking",
+            "status",
+            "campaign_id",
+            "job_id",
+            "clock",
+            "method",
+            "cache",
+            "source_hash",
+            "score_us",
+            "id",
+        ),
     )
 
 

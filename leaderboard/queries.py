@@ -29,6 +29,7 @@ from leaderboard._ranking import (
     trial_medians,
     trial_samples,
 )
+from leaderboard._top import top
 from leaderboard._verdicts import contrast
 from leaderboard.models import CampaignRow, ErrorRow, JobRow, MeasurementRow, StageRow, TrialRow
 from leaderboard.records import Clock, JobStatus, StageStatus, TrialStatus
@@ -104,8 +105,7 @@ def ranked(
     """
     filters = Filters(operation, operation_version, campaign_id, clock, gpu, source_hash, control)
     with store.reading() as session:
-        board = build_board(session, filters, jobs=_LIVE if live else _VALID)
-        runs = [group[:limit] for group in board.groups]
+        runs = top(session, filters, jobs=_LIVE if live else _VALID, limit=limit)
         medians = trial_medians(session, [e for run in runs for e in run if e.control])
         return [
             _leaderboard_row(rank, entry, medians.get(entry.trial.id, {}))

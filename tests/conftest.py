@@ -1,6 +1,37 @@
 """What holds for every test."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import postgresql_server
+import pytest
 
 # The DSL reads it once, when it is first imported, by whichever test comes first.
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+# No test learns from what another, or its user, compiled before; those of the store name one.
+os.environ["FACTORY_ARTEFACTS"] = ""
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[postgresql_server.Server]:
+    """A real server of this test run."""
+    if postgresql_server.binaries() is None:
+        said = "no PostgreSQL server here; tests/install_postgresql.sh brings one"
+        if os.environ.get(postgresql_server.REQUIRED):
+            pytest.fail(said)
+        pytest.skip(said)
+    with postgresql_server.running() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes an empty database and returns its URL: once on SQLite, once on PostgreSQL."""
+    if request.param == "postgresql":
+        new: Callable[[], str] = request.getfixturevalue("postgresql").new
+        return new
+    made = iter(range(1000))
+    return lambda: f"sqlite:///{tmp_path / f'board{next(made)}.db'}"

@@ -32,6 +32,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
     "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),
+    "gc": ("factory.cli.gc:gc", "Make room in the store of compiled kernels."),
     "doctor": ("factory.cli.doctor:doctor", "Is this machine and its toolchain fit?"),
 }
 """Name to where it lives and its one-line help, so that ``--help`` loads none of them."""

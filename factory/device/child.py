@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from factory.device.clock import Course, take_times
@@ -78,7 +79,7 @@ class _Service:
             self._target = pickle.loads(message.target)
             if self._target.family is not None:
                 assert self._target.schedule is not None
-                self._runnable = self._target.family.load(self._target.schedule)
+                self._runnable = self._load(self._target.family, self._target.schedule)
                 self._bench.synchronize()
                 chunk = getattr(self._runnable, "chunk_tokens", None)
                 return {
@@ -87,6 +88,14 @@ class _Service:
                     "bitwise_causal": bool(getattr(self._runnable, "bitwise_causal", False)),
                 }
         return {"kernel_names": []}
+
+    def _load(self, family: Any, schedule: Any) -> Any:
+        if self._target.objects is not None:
+            try:
+                return family.load_objects(schedule, Path(self._target.objects))
+            except Exception:  # noqa: BLE001  compiling it is slower, and the same
+                _log()
+        return family.load(schedule)
 
     def run(self, message: Run) -> dict[str, Any]:
         self._loaded.clear()

@@ -22,6 +22,7 @@ from types import TracebackType
 
 from candidates import Baseline, Family, Schedule
 from candidates.user import UserFamily
+from factory.artefacts import Store, key_of
 from factory.device.bank import Bank
 from factory.device.controls import Controls
 from factory.device.finals import Finals, run_finals
@@ -76,6 +77,7 @@ def open_job(
     workloads: Sequence[str] | None = None,
     regimes: Sequence[str] | None = None,
     device: Device | None = None,
+    artefacts: Store | None = None,
 ) -> DeviceJob:
     """Take a GPU and show that it works.
 
@@ -99,6 +101,8 @@ def open_job(
         Names to keep; default: all tuned workloads and all regimes.
     device : Device, optional
         Default: the first visible sm90 GPU.
+    artefacts : Store, optional
+        Where schedules may lie compiled already; default: all are compiled here.
 
     Returns
     -------
@@ -123,6 +127,7 @@ def open_job(
     job = DeviceJob(
         operation, family, device, tuned, kept, seed, limits or Limits(), Path(log_dir), on_event
     )
+    job._artefacts = artefacts
     try:
         job._start(baselines)
     except BaseException:
@@ -167,6 +172,7 @@ class DeviceJob:
         self._started = 0
         """Processes so far; numbers their logs."""
         self._closed = False
+        self._artefacts: Store | None = None
         self._controls: Controls | None = None
         described = device.describe()
         self.fingerprint: FingerprintRecord = fingerprint(
@@ -235,11 +241,15 @@ class DeviceJob:
     # -- stages ------------------------------------------------------------------
 
     def prepare(self, schedule: Schedule, *, log_path: Path | str | None = None) -> Handle:
-        """Start a candidate's process, which imports and compiles it; returns at once.
+        """Start a candidate's process, which imports and loads it; returns at once.
 
         Its output is appended to ``log_path``; default: a file of its own in ``log_dir``.
         """
-        return self._prepare(Target(self._family, schedule), schedule, log_path=log_path)
+        objects = None
+        if self._artefacts is not None:
+            objects = self._artefacts.folder(key_of(self._family, schedule))
+        target = Target(self._family, schedule, objects=None if objects is None else str(objects))
+        return self._prepare(target, schedule, log_path=log_path)
 
     def load(self, handle: Handle) -> StageResult:
         """Wait until a candidate is imported and launchable; the other stages do it by themselves.

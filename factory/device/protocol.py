@@ -162,10 +162,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Target:
-    """What a child runs: a schedule of a family, or a baseline."""
+    """What a child runs: a schedule of a family, or a baseline.
+
+    ``objects`` is a folder of what the family made of the schedule ahead of time.
+    """
 
     family: Family | None = None
     schedule: Schedule | None = None
+    objects: str | None = None
     baseline: Baseline | None = None
 
 

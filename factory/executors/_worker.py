@@ -35,6 +35,7 @@ def worker_main(context: WorkerContext, tasks: Connection, lifeline: Connection)
     try:
         import candidates
         import operations
+        from factory.artefacts import default_store
         from factory.funnel import run_cpu_stage
         from factory.stages.base import HarnessError, StageResult
         from factory.stages.emulate import References
@@ -42,6 +43,7 @@ def worker_main(context: WorkerContext, tasks: Connection, lifeline: Connection)
         operation = operations.get(context.operation)
         family = candidates.get(context.operation)
         references = References(operation, seed=context.seed)
+        store = default_store()
         import torch
 
         torch.set_num_threads(1)
@@ -59,7 +61,14 @@ def worker_main(context: WorkerContext, tasks: Connection, lifeline: Connection)
         payload: StageResult | str
         with _logged(task):
             try:
-                result = run_cpu_stage(task.stage, family, task.schedule, references)
+                result = run_cpu_stage(
+                    task.stage,
+                    family,
+                    task.schedule,
+                    references,
+                    store=store,
+                    objects=context.measured,
+                )
                 kind, payload = "result", result
             except HarnessError as error:
                 kind, payload = "fault", str(error)

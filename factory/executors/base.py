@@ -75,6 +75,8 @@ class WorkerContext:
         what is absent keeps its default.
     controls : tuple of str or None
         Baselines timed beside the candidates; None is every one that can run.
+    measured : bool
+        Whether what passes the CPU stages goes on to a GPU.
     """
 
     campaign_id: str
@@ -84,6 +86,7 @@ class WorkerContext:
     log_dir: str
     device: Mapping[str, float] = field(default_factory=dict)
     controls: tuple[str, ...] | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)

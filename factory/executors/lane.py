@@ -92,6 +92,7 @@ def opener(context: WorkerContext, on_event: Callable[[str, str], None] | None =
         import candidates
         import operations
         from factory import device
+        from factory.artefacts import default_store
 
         job: AbstractContextManager[DeviceJob] = device.open_job(
             operations.get(context.operation),
@@ -105,6 +106,7 @@ def opener(context: WorkerContext, on_event: Callable[[str, str], None] | None =
             limits=replace(device.Limits(), **dict[str, Any](context.device)),
             log_dir=context.log_dir,
             on_event=on_event,
+            artefacts=default_store(),
         )
         return job
 

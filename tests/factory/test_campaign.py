@@ -83,8 +83,8 @@ class InProcess:
 
 
 @pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/t.db") as opened:
+def store(new_database):
+    with open_store(new_database()) as opened:
         yield opened
 
 

@@ -8,30 +8,46 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from leaderboard import CampaignStatus, StoreError, TrialStatus, open_store, ranked
 
-COMMAND = [sys.executable, "-c", "from factory.cli import main; main()", "launch", "many.toml"]
+COMMAND = [sys.executable, "-c", "from factory.cli import main; main()"]
 BUDGET = 12
-CASES = 6
-"""Emulated cases of one right toy trial."""
+
+on_sqlite = pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+"""For what has nothing to do with the database."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a campaign is launched from, and the database it writes."""
+
+    folder: Path
+    url: str
+
+    def write(self, *, space="many", sampler="tpe", executor="inline"):
+        (self.folder / "many.toml").write_text(
+            f'name = "many"\noperation = "toy_scale"\nspace = "{space}"\nbudget = {BUDGET}\n'
+            f'sampler = "{sampler}"\n[executor]\nkind = "{executor}"\nworkers = 2\n'
+        )
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "many.toml").write_text(
-        f'name = "many"\noperation = "toy_scale"\nspace = "many"\nbudget = {BUDGET}\n'
-        "[executor]\nworkers = 2\n"
-    )
-    return tmp_path
+def site(new_database, tmp_path):
+    """A campaign of slow toy trials, on either database."""
+    made = Site(tmp_path, new_database())
+    made.write()
+    return made
 
 
-def start(folder, *more, emulate_s=0.05):
+def start(site, *more, emulate_s=0.05):
     return subprocess.Popen(
-        [*COMMAND, *more],
-        cwd=folder,
+        [*COMMAND, "launch", "many.toml", "--db", site.url, *more],
+        cwd=site.folder,
         env={**os.environ, "TOY_EMULATE_S": str(emulate_s)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -39,40 +55,40 @@ def start(folder, *more, emulate_s=0.05):
     )
 
 
-def trials(folder, statuses=()):
-    with open_store(f"sqlite:///{folder}/factory.db", read_only=True) as store:
+def trials(site, statuses=()):
+    with open_store(site.url, read_only=True) as store:
         campaigns = store.list_campaigns()
         return store.list_trials(campaigns[-1].id, statuses) if campaigns else []
 
 
-def stored(folder):
+def stored(site):
     """Whether a campaign got as far as the database."""
     try:
-        with open_store(f"sqlite:///{folder}/factory.db", read_only=True) as store:
+        with open_store(site.url, read_only=True) as store:
             return bool(store.list_campaigns())
     except StoreError:  # killed before its schema was whole
         return False
 
 
-def wait_for_finished(folder, count, seconds=60):
+def wait_for_finished(site, count, seconds=120):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if stored(folder) and sum(t.status.finished for t in trials(folder)) >= count:
+        if stored(site) and sum(t.status.finished for t in trials(site)) >= count:
             return
         time.sleep(0.02)
     raise AssertionError(f"{count} trials did not finish in {seconds} s")
 
 
-def finish(folder, *more, code=0):
-    process = start(folder, *more)
+def finish(site, *more, code=0):
+    process = start(site, *more)
     out, err = process.communicate(timeout=120)
     assert process.returncode == code, err
     return out, err
 
 
-def check_whole(folder):
+def check_whole(site):
     """Total budget kept, no schedule finished twice, none open, one rerun for one kill."""
-    all_trials = trials(folder)
+    all_trials = trials(site)
     done = [t for t in all_trials if t.status.finished]
     assert len(done) == BUDGET
     assert len({t.schedule_key for t in done}) == BUDGET
@@ -84,7 +100,7 @@ def check_whole(folder):
         assert [t.attempt for t in attempts] == list(range(1, len(attempts) + 1))
         assert {t.status for t in attempts[:-1]} <= {TrialStatus.ABANDONED}
         assert attempts[-1].status.finished
-    with open_store(f"sqlite:///{folder}/factory.db", read_only=True) as store:
+    with open_store(site.url, read_only=True) as store:
         campaigns = store.list_campaigns()
         assert len(campaigns) == 1
         assert campaigns[0].status is CampaignStatus.FINISHED
@@ -106,52 +122,86 @@ def children_of(pid):
     return found
 
 
-def test_killed_twice_and_resumed_it_finishes_exactly_its_budget(folder):
-    first = start(folder)
-    wait_for_finished(folder, 2)
-    first.kill()
-    first.wait()
-    before = {t.id for t in trials(folder) if t.status.finished}
-    open_before = trials(folder, [TrialStatus.RUNNING])
-    assert open_before  # it was killed inside trials
+def workers_of(pid):
+    """Processes below ``pid`` that run stages: each leads a session of its own."""
+    return [p for p in children_of(pid) if _leads(p) and "forkserver" in _words(p)]
 
-    refused = start(folder)
+
+def _leads(pid):
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _words(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("new_database", "executor"),
+    [
+        ("sqlite", "inline"),
+        ("postgresql", "inline"),
+        ("postgresql", "ray"),
+        pytest.param("sqlite", "ray", marks=pytest.mark.soak),
+    ],
+    indirect=["new_database"],
+)
+def test_c2_c3_a_worker_and_then_the_driver_are_killed_and_the_budget_stays(site, executor):
+    site.write(executor=executor)
+    first = start(site, emulate_s=0.2)
+    wait_for_finished(site, 2)
+    busy = []
+    while not busy:
+        busy = workers_of(first.pid)
+    os.kill(busy[0], signal.SIGKILL)
+    wait_for_finished(site, 4)
+    first.kill()
+    _, err = first.communicate()
+    assert "died of SIGKILL in emulate; once more in a new worker" in err
+    before = {t.id for t in trials(site) if t.status.finished}
+    assert 4 <= len(before) < BUDGET
+    assert trials(site, [TrialStatus.RUNNING])  # it was killed inside trials
+
+    refused = start(site)
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 2
     assert "is unfinished" in err
     assert "--resume" in err
     assert len(err.strip().splitlines()) == 1
 
-    second = start(folder, "--resume")
-    wait_for_finished(folder, len(before) + 2)
-    second.kill()
-    second.wait()
-    finish(folder, "--resume")
-    check_whole(folder)
-    assert before <= {t.id for t in trials(folder) if t.status.finished}
+    finish(site, "--resume", "--budget", str(BUDGET))
+    check_whole(site)
+    assert before <= {t.id for t in trials(site) if t.status.finished}
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_resume(folder):
-    process = start(folder)
-    wait_for_finished(folder, 2)
+@on_sqlite
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(site):
+    process = start(site)
+    wait_for_finished(site, 2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "resume with: factory launch many.toml --resume" in err
+    assert f"resume with: factory launch many.toml --db {site.url} --resume" in err
     assert "interrupted" in out
     assert "Traceback" not in err
-    assert not trials(folder, [TrialStatus.RUNNING])
-    with open_store(f"sqlite:///{folder}/factory.db", read_only=True) as store:
+    assert not trials(site, [TrialStatus.RUNNING])
+    with open_store(site.url, read_only=True) as store:
         kept = store.get_campaign("many")
         assert (kept.status, kept.driver) == (CampaignStatus.INTERRUPTED, None)
-    finish(folder, "--resume")
-    check_whole(folder)
+    finish(site, "--resume")
+    check_whole(site)
 
 
-def test_a_second_driver_is_told_who_holds_the_campaign(folder):
-    first = start(folder, emulate_s=0.2)
-    wait_for_finished(folder, 1)
-    second = start(folder, "--resume")
+@pytest.mark.parametrize("new_database", ["postgresql"], indirect=True)
+def test_a_second_driver_is_told_who_holds_the_campaign(site):
+    first = start(site, emulate_s=0.2)
+    wait_for_finished(site, 1)
+    second = start(site, "--resume")
     _, err = second.communicate(timeout=60)
     assert second.returncode == 2
     assert f":{first.pid}" in err
@@ -160,11 +210,11 @@ def test_a_second_driver_is_told_who_holds_the_campaign(folder):
     first.communicate()
 
 
-def test_workers_inside_a_task_end_with_their_driver(folder):
-    text = (folder / "many.toml").read_text().replace('"many"\nbudget', '"hanging"\nbudget')
-    (folder / "many.toml").write_text('sampler = "grid"\n' + text)
-    process = start(folder, emulate_s=0.0)
-    wait_for_finished(folder, 2)  # what is left hangs for an hour
+@on_sqlite
+def test_workers_inside_a_task_end_with_their_driver(site):
+    site.write(space="hanging", sampler="grid")
+    process = start(site, emulate_s=0.0)
+    wait_for_finished(site, 2)  # what is left hangs for an hour
     workers = children_of(process.pid)
     assert workers
     process.kill()
@@ -177,10 +227,10 @@ def test_workers_inside_a_task_end_with_their_driver(folder):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
-def test_killed_at_random_moments_until_it_is_done(folder, seed):
+def test_killed_at_random_moments_until_it_is_done(site, seed):
     rng = random.Random(seed)
     for _ in range(40):
-        process = start(folder, *(["--resume"] if stored(folder) else []), emulate_s=0.1)
+        process = start(site, *(["--resume"] if stored(site) else []), emulate_s=0.1)
         try:
             process.wait(timeout=rng.uniform(0.1, 4.0))
         except subprocess.TimeoutExpired:
@@ -189,4 +239,4 @@ def test_killed_at_random_moments_until_it_is_done(folder, seed):
         if process.returncode == 0 or "is finished after" in err:
             break
         assert process.returncode == -signal.SIGKILL, err
-    check_whole(folder)
+    check_whole(site)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from leaderboard import (
     CampaignRecord,
     CampaignStatus,
@@ -24,6 +26,8 @@ from leaderboard import (
 
 WORKLOADS = ("2048/12/1", "1024/4/1")
 START = datetime(2026, 11, 1, 7, 15, tzinfo=UTC)
+on_sqlite = pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+"""For what only a file can be: tests otherwise run on both databases."""
 FINGERPRINT = FingerprintRecord(id="f" * 64, values={"gpu": "NVIDIA H200", "driver": "580.1"})
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import board
 import pytest
@@ -10,8 +9,9 @@ from leaderboard import Store, open_store
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'board.db'}"
+def url(new_database: Callable[[], str]) -> str:
+    """A database that is not there yet, or empty; on either server."""
+    return new_database()
 
 
 @pytest.fixture

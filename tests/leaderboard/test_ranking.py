@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import board
 import pytest
 import sqlalchemy as sa
@@ -28,8 +26,6 @@ from leaderboard import (
     winner,
     worst_errors,
 )
-from leaderboard._rows import measurement_values
-from leaderboard.models import MeasurementRow, TrialRow
 
 
 def job(store: Store, id_: str, control_us: float | None, *, gpu: str = "NVIDIA H200") -> None:
@@ -476,63 +472,3 @@ def test_a_leaderboard_of_many_trials_is_a_few_statements(store: Store) -> None:
         statements.clear()
         question()
         assert len(statements) <= most, statements
-
-
-@pytest.mark.soak
-def test_ten_thousand_trials_rank_in_seconds(store: Store) -> None:
-    workloads = [f"shape-{n}" for n in range(10)]
-    store.create_campaign(board.campaign("big", workloads=workloads))
-    store.open_job(board.job("job-big", "big"))
-    with store.writing() as session:
-        session.execute(
-            sa.insert(TrialRow),
-            [
-                {
-                    **board_trial(n),
-                    "campaign_id": "big",
-                    "job_id": "job-big",
-                    "score_us": 10.0 + n,
-                    "slow_us": 50.0,
-                }
-                for n in range(10_000)
-            ],
-        )
-        for trial_id, number in session.execute(sa.select(TrialRow.id, TrialRow.number)).all():
-            session.execute(
-                sa.insert(MeasurementRow),
-                [
-                    measurement_values(
-                        board.time("job-big", w, 10.0 + number, trial_id=trial_id, regime=regime)
-                    )
-                    for w in workloads
-                    for regime in ("production", "slow")
-                ],
-            )
-    store.add_measurements([board.time("job-big", w, 20.0, control="c") for w in workloads])
-    close(store, "job-big")
-    began = time.perf_counter()
-    rows = ranked(store)
-    seconds = time.perf_counter() - began
-    assert [r.number for r in rows] == list(range(10_000))
-    assert [len(r.losses) for r in rows[9:12]] == [0, 0, 10]
-    assert seconds < 10
-
-
-def board_trial(number: int) -> dict[str, object]:
-    return {
-        "uid": f"{number:032x}",
-        "number": number,
-        "schedule_key": f"n={number}",
-        "schedule": {"n": number},
-        "status": "passed",
-        "stage": "time",
-        "reason": "",
-        "attempt": 1,
-        "finished": True,
-        "clock": "gpu",
-        "method": "cupti",
-        "cache": "warm",
-        "source_hash": "a",
-        "started_at": board.START,
-        "ended_at": board.START,
-    }

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import board
+import postgresql_server
 import pytest
 import sqlalchemy as sa
 
 from leaderboard import Store, StoreError, migrations, open_store
+from leaderboard._engine import normalise
 
 
+@board.on_sqlite
 def test_sqlite_is_opened_in_wal_with_foreign_keys(store: Store) -> None:
     with store.reading() as session:
         for pragma, value in (
@@ -90,22 +93,53 @@ def test_a_newer_database_is_refused(store: Store, url: str) -> None:
             open_store(url, read_only=read_only)
 
 
-def test_tables_of_others_are_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "theirs.db"
-    with sqlite3.connect(path) as theirs:
-        theirs.execute("CREATE TABLE kf_trials (x)")
+def by_another(url: str, *statements: str) -> None:
+    """Run statements as a program that knows nothing of us does."""
+    engine = sa.create_engine(normalise(url))
+    with engine.begin() as theirs:
+        for statement in statements:
+            theirs.execute(sa.text(statement))
+    engine.dispose()
+
+
+def test_tables_of_others_are_not_overwritten(url: str) -> None:
+    by_another(url, "CREATE TABLE kf_trials (x INTEGER)")
     with pytest.raises(StoreError, match="not ours: kf_trials"):
-        open_store(f"sqlite:///{path}")
+        open_store(url)
 
 
-def test_a_database_may_be_shared_with_optuna_tables(tmp_path: Path) -> None:
-    path = tmp_path / "shared.db"
-    with sqlite3.connect(path) as theirs:
-        theirs.execute("CREATE TABLE trials (x)")
-        theirs.execute("CREATE TABLE alembic_version (version_num)")
-        theirs.execute("INSERT INTO alembic_version VALUES ('v3.0.0.d')")
-    with open_store(f"sqlite:///{path}") as opened:
+def test_a_database_may_be_shared_with_optuna_tables(url: str) -> None:
+    by_another(
+        url,
+        "CREATE TABLE trials (x INTEGER)",
+        "CREATE TABLE alembic_version (version_num TEXT)",
+        "INSERT INTO alembic_version VALUES ('v3.0.0.d')",
+    )
+    with open_store(url) as opened:
         assert opened.list_campaigns() == []
+
+
+def test_an_empty_server_database_is_no_leaderboard_yet(
+    postgresql: postgresql_server.Server,
+) -> None:
+    url = postgresql.new()
+    with pytest.raises(StoreError, match="holds no leaderboard"):
+        open_store(url, read_only=True)
+    with open_store(url) as opened:
+        assert opened.list_campaigns() == []
+        assert opened.name.startswith("postgresql+psycopg://")
+    with pytest.raises(StoreError, match="no_such_name") as caught:
+        open_store(url.replace("/board", "/no_such_name"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_password_is_sent_and_never_shown(postgresql: postgresql_server.Server) -> None:
+    url = postgresql.new().replace("@/", ":hunter2@/")
+    with open_store(url) as opened:
+        assert "hunter2" not in opened.name
+        with pytest.raises(StoreError, match="holds no campaign") as caught:
+            opened.get_campaign()
+    assert "hunter2" not in str(caught.value)
 
 
 def test_read_only_creates_nothing(tmp_path: Path) -> None:
@@ -131,10 +165,11 @@ def test_read_only_reads_and_refuses_writes(store: Store, url: str) -> None:
             with pytest.raises(StoreError, match="read-only"):
                 write()
         # Not only by politeness: the database itself refuses.
-        with pytest.raises(StoreError, match="readonly"), reader.reading() as session:
+        with pytest.raises(StoreError, match=r"read-?only"), reader.reading() as session:
             session.execute(sa.text("DELETE FROM kf_trials"))
 
 
+@board.on_sqlite
 def test_read_only_works_where_no_side_files_can_be_made(store: Store, url: str) -> None:
     board.modelled(store, 0, 3.0)
     store.close()

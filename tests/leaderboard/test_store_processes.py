@@ -1,4 +1,4 @@
-"""Many processes on one SQLite file, and processes that die in the middle."""
+"""Many processes on one database, and processes that die in the middle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import board
 import pytest
 
-from leaderboard import JobStatus, Store, StoreError, TrialStatus, funnel, open_store, ranked
+from leaderboard import JobStatus, Store, StoreError, TrialRecord, TrialStatus, open_store, ranked
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,10 +25,40 @@ with open_store(url) as store:
         board.passed(store, number, "job-1", 10.0 + number)
 """
 
-OPENER = """
-import sys
+# Processes part once everything is imported: what is tested is that they write together.
+TOGETHER = """
+import os, sys, traceback
+import board, psycopg
 from leaderboard import open_store
-print(len(open_store(sys.argv[1]).list_campaigns()))
+url, action, count = sys.argv[1:4]
+
+def open_new(number):
+    with open_store(url) as store:
+        assert store.list_campaigns() == []
+
+def write(number):
+    with open_store(url) as store:
+        campaign, job = f"c{number}", f"job-c{number}"
+        store.create_campaign(board.campaign(campaign))
+        store.acquire(campaign)
+        store.put_fingerprint(board.FINGERPRINT)
+        store.open_job(board.job(job, campaign))
+        for trial in range(20):
+            board.passed(store, trial, job, 10.0 + trial, campaign_id=campaign)
+        store.release(campaign)
+
+children = []
+for number in range(int(count)):
+    child = os.fork()
+    if child == 0:
+        try:
+            {"open": open_new, "write": write}[action](number)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 # Dies by its own hand between the statements of one transaction.
@@ -75,34 +105,31 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run_writers(store: Store, url: str, writers: int, each: int) -> None:
-    running = [start(WRITER, url, str(n * each), str(each)) for n in range(writers)]
-    seen = 0
+def test_c1_sixteen_campaigns_write_while_a_reader_polls(store: Store, url: str) -> None:
+    campaigns, each = 16, 20
+    writers = start(TOGETHER, url, "write", str(campaigns))
+    seen = polls = 0
     with open_store(url, read_only=True) as reader:
-        while any(p.poll() is None for p in running):
-            finished = funnel(reader, "kda-1").finished
+        while writers.poll() is None:
+            finished = sum(t.status.finished for t in every_trial(reader))
             assert finished >= seen
-            seen = finished
-            time.sleep(0.05)
-    for process in running:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    store.close_job("job-1", JobStatus.VALID)
-    assert len(ranked(store)) == writers * each
-    trials = store.load_trials("kda-1")
+            seen, polls = finished, polls + 1
+            time.sleep(0.02)
+    _, errors = writers.communicate()
+    assert (writers.returncode, errors) == (0, "")
+    assert polls > 1
+    trials = every_trial(store)
+    assert len(trials) == campaigns * each
     assert {t.status for t in trials} == {TrialStatus.PASSED}
-    assert {(len(t.stages), len(t.errors), len(t.measurements)) for t in trials} == {(2, 1, 4)}
+    whole = [t for n in range(campaigns) for t in store.load_trials(f"c{n}")]
+    assert {(len(t.stages), len(t.errors), len(t.measurements)) for t in whole} == {(2, 1, 4)}
 
 
-def test_four_writers_and_a_reader_share_a_file(store: Store, url: str) -> None:
-    run_writers(store, url, writers=4, each=20)
+def every_trial(store: Store) -> list[TrialRecord]:
+    return [t for c in store.list_campaigns() for t in store.list_trials(c.id)]
 
 
-@pytest.mark.soak
-def test_sixteen_writers_and_a_reader_share_a_file(store: Store, url: str) -> None:
-    run_writers(store, url, writers=16, each=20)
-
-
+@board.on_sqlite
 def test_opening_a_database_again_leaves_the_first_connections_locks_alone(
     store: Store, url: str
 ) -> None:
@@ -122,12 +149,10 @@ def test_opening_a_database_again_leaves_the_first_connections_locks_alone(
         assert len(last.list_trials("kda-1")) == 2
 
 
-def test_eight_processes_open_a_new_database_at_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'new.db'}"
-    running = [start(OPENER, url) for _ in range(8)]
-    for process in running:
-        output, errors = process.communicate()
-        assert (process.returncode, output) == (0, "0\n"), errors
+def test_eight_processes_open_a_new_database_at_once(url: str) -> None:
+    opening = start(TOGETHER, url, "open", "8")
+    _, errors = opening.communicate()
+    assert (opening.returncode, errors) == (0, "")
 
 
 def test_a_writer_killed_inside_a_transaction_loses_only_that_one(store: Store, url: str) -> None:

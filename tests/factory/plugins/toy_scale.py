@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,6 +160,14 @@ class ToyRunnable:
         return call
 
 
+def _note(what: str, schedule: Schedule) -> None:
+    """Tell a test what was done, in whichever process."""
+    path = os.environ.get("TOY_NOTES")
+    if path:
+        with open(path, "a") as notes:
+            notes.write(f"{what} {schedule.key}\n")
+
+
 class ToyFamily(Family):
     name = "toy"
     operation = "toy_scale"
@@ -234,12 +243,27 @@ class ToyFamily(Family):
             raise ToolchainError("nvidia-cutlass-dsl is not installed; install it")
         if schedule["kind"] == "no_build":
             raise BuildError("does not\ncompile")
+        _note("compiled", schedule)
         kernel = KernelResources("toy", 32, 0, 1024, 128)
         return Build(schedule.key, (kernel,), 0.01, "ab" * 32)
 
     def load(self, schedule: Schedule) -> Runnable:
+        _note("loaded", schedule)
+        return self._runnable(schedule)
+
+    def _runnable(self, schedule: Schedule) -> Runnable:
         block = int(schedule.get("block", 1))
         return ToyRunnable(10.0 + block, 1.1 if schedule["kind"] == "miscompiled" else 1.0)
+
+    def objects(self, schedule: Schedule) -> Mapping[str, bytes]:
+        _note("ahead", schedule)
+        return {"toy.o": b"machine code of " + schedule.key.encode()}
+
+    def load_objects(self, schedule: Schedule, folder: Path) -> Runnable:
+        if (folder / "toy.o").read_bytes() != b"machine code of " + schedule.key.encode():
+            raise ValueError("toy.o is of another schedule")
+        _note("linked", schedule)
+        return self._runnable(schedule)
 
 
 OPERATION = ToyOperation()
