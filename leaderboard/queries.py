@@ -78,7 +78,7 @@ def ranked(
     campaign_id: str | None = None,
     clock: Clock | None = None,
     gpu: str | None = None,
-    source_hash: str | None = None,
+    source_hash: str | Mapping[str, str] | None = None,
     control: str | None = None,
     live: bool = False,
     limit: int | None = None,
@@ -91,9 +91,9 @@ def ranked(
 
     Parameters
     ----------
-    source_hash : str, optional
-        The current source: rows of any other are marked superseded and ranked
-        apart, after all current ones.
+    source_hash : str or mapping, optional
+        The current source, or that of each family: rows of any other are marked
+        superseded and ranked apart, after all current ones.
     control : str, optional
         Baseline for the ratios; by default the one that most jobs timed on all
         workloads, of several the fastest.

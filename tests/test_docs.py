@@ -247,6 +247,15 @@ def test_leaderboard_has_every_table_and_column() -> None:
         assert {column, *code(row[0])[1:]} <= set(shown[table])
 
 
+def test_leaderboard_has_every_option_of_its_command() -> None:
+    command = cli.get_command(click.Context(cli), "leaderboard")
+    assert command is not None
+    options = {o for p in command.params if isinstance(p, click.Option) for o in p.opts}
+    head = "option of `factory leaderboard`"
+    shown = {c.split()[0] for r in rows(page("leaderboard.md"), head) for c in code(r[0])}
+    assert shown == options
+
+
 def test_leaderboard_has_every_public_name() -> None:
     words = set(re.findall(r"\w+", section(page("leaderboard.md"), "Python")))
     assert set(leaderboard.__all__) <= words

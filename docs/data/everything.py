@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import leaderboard
 import operations
-from docs.data import operation, results
+from docs.data import operation, results, shapes
 from docs.data.pages import ROOT, marks, spliced
 from docs.data.picture import picture
 from docs.data.shown import Shown, choose
@@ -18,7 +18,13 @@ from factory.report.page import render as report_page
 
 __all__ = ["EXAMPLE", "PAGES", "blocks_of", "example_output", "pages", "render", "reports"]
 
-PAGES = ("README.md", "docs/results.md", "docs/kernel.md", "docs/operations.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/kernel.md",
+    "docs/operations.md",
+    "docs/json.md",
+)
 EXAMPLE = "docs/example/report.html"
 PICTURE = "docs/example/report.svg"
 
@@ -33,6 +39,8 @@ def blocks_of(name: str, shown: Shown) -> Mapping[str, str]:
         return results.results_blocks(shown)
     if name == "docs/kernel.md":
         return results.kernel_blocks(shown)
+    if name == "docs/json.md":
+        return shapes.blocks()
     return operation.blocks(operations.get("kda_prefill"))
 
 

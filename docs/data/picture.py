@@ -34,11 +34,10 @@ def picture(report: Report) -> str:
             best_chart(run, lambda s: float(s.finished), "trials finished", done),
         ),
         ("Error against time", error_chart(run, gate=report.has_gate)),
-        (
-            "Error against the lower bound of the gates",
-            sweep_chart(report.sweep_regimes, report.sweep, report.sweep_gate),
-        ),
     ]
+    if report.sweep:
+        drawn = sweep_chart(report.sweep_regimes, report.sweep, report.sweep_gate)
+        left.append(("Error against the lower bound of the gates", drawn))
     right = [(f"Each shape: trial {run.leader.id}, {run.leader_is}", shape_chart(run.shapes))]
     parts, top = _head(report)
     bottom = top

@@ -228,8 +228,7 @@ def _sweep_section(report: Report) -> str:
             "Error against the lower bound of the gates",
             sweep_chart(report.sweep_regimes, report.sweep, report.sweep_gate),
             "The largest error of any output, on the GPU where the gate ran, else as emulated. "
-            "Emulation stops at its first breach, production first: what failed there has no "
-            "milder points.",
+            "Where a rejected trial was not walked through the sweep, milder points are missing.",
         )
         + _sweep_table(report)
         + "</div></section>"
