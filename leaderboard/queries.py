@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from leaderboard import _rows
 from leaderboard._errors import QueryError, UnknownError
 from leaderboard._finals import finals, winner
-from leaderboard._overview import control_spans, trial_errors
+from leaderboard._overview import control_spans, trial_errors, trial_seconds
 from leaderboard._ranking import (
     Board,
     Entry,
@@ -60,6 +60,7 @@ __all__ = [
     "rejected",
     "shapes",
     "trial_errors",
+    "trial_seconds",
     "unranked",
     "winner",
     "worst_errors",
