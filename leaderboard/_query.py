@@ -26,6 +26,7 @@ from leaderboard._ranking import (
     passed_entries,
     trial_medians,
 )
+from leaderboard._top import top
 from leaderboard._where import nearest, parse_where
 from leaderboard.models import CampaignRow, JobRow, StageRow, TrialRow
 from leaderboard.records import Clock, JobStatus, TrialStatus
@@ -172,20 +173,24 @@ def query(
     if clock is not None and clock not in list(Clock):
         raise UnknownError(f"no clock {str(clock)!r}; {nearest(str(clock), Clock)}")
     campaign_id = None if campaign is None else store.get_campaign(campaign).id
-    basis = _Basis(regime, None if clock is None else Clock(clock))
+    # What ranks a campaign is these two; by another clock, or on another regime, only what has a
+    # score to be put in its place can be asked.
+    own = regime is None and clock in (Clock.GPU, Clock.MODELLED)
+    basis = _Basis(regime, None if own or clock is None else Clock(clock))
     with store.reading() as session:
         check_names(session, store.name, operation=operation, control=control, regime=regime)
         filters = Filters(
             operation=operation,
             operation_version=operation_version,
             campaign_id=campaign_id,
-            # By another clock only what has a score to be put in its place can be asked.
-            clock=Clock.MODELLED if clock == Clock.MODELLED else None,
+            clock=Clock(clock) if own or clock == Clock.MODELLED else None,  # type: ignore[arg-type]
             gpu=None if gpu is None else gpu_named(session, store.name, gpu),
             source_hash=source_hash,
             control=control,
         )
-        rows = _rows(session, filters, basis, str(status), live=live)
+        # What neither words nor an order of one's own need is not read.
+        first = limit if where is None and sort is None else None
+        rows = _rows(session, filters, basis, str(status), live=live, first=first)
         names = _names(session, rows)
     if where is not None:
         holds = parse_where(where, names)
@@ -204,9 +209,17 @@ class _Basis:
 
 
 def _rows(
-    session: Session, filters: Filters, basis: _Basis, status: str, *, live: bool
+    session: Session,
+    filters: Filters,
+    basis: _Basis,
+    status: str,
+    *,
+    live: bool,
+    first: int | None,
 ) -> list[ResultRow]:
     found: list[ResultRow] = []
+    if status == "ranked" and basis == _Basis(None, None) and first is not None:
+        return _best(session, filters, live=live, first=first)
     if status in ("ranked", "passed", "all"):
         found += _passed(session, filters, basis, live=live, everything=status != "ranked")
     if status not in ("ranked", "passed"):
@@ -215,10 +228,25 @@ def _rows(
     return found
 
 
+def _jobs(live: bool) -> tuple[JobStatus, ...]:
+    return (JobStatus.VALID, JobStatus.OPEN) if live else (JobStatus.VALID,)
+
+
+def _best(session: Session, filters: Filters, *, live: bool, first: int) -> list[ResultRow]:
+    """The first rows of each run, without reading the rest."""
+    runs = top(session, filters, jobs=_jobs(live), limit=first)
+    medians = _medians(session, [e for run in runs for e in run], _Basis(None, None))
+    return [
+        _result(e, rank, number, medians.get(e.trial.id, {}))
+        for number, run in enumerate(runs, 1)
+        for rank, e in enumerate(run, 1)
+    ]
+
+
 def _passed(
     session: Session, filters: Filters, basis: _Basis, *, live: bool, everything: bool
 ) -> list[ResultRow]:
-    jobs = (JobStatus.VALID, JobStatus.OPEN) if live else (JobStatus.VALID,)
+    jobs = _jobs(live)
     entries = list(passed_entries(session, filters))
     left: list[tuple[Entry, str]] = []
     if basis.clock is not None:
@@ -354,7 +382,7 @@ def _others(session: Session, filters: Filters, statuses: Iterable[TrialStatus])
 
 def _names(session: Session, rows: Iterable[ResultRow]) -> set[str]:
     """What conditions and orders may name."""
-    spaces = session.scalars(sa.select(CampaignRow.space).distinct()).all()
+    spaces = session.scalars(sa.select(CampaignRow.space)).all()
     parameters = {name for space in spaces for name in space}
     parameters |= {name for row in rows for name in row.schedule}
     return {*COLUMNS, *_ALIASES, *parameters} - {"schedule"}

@@ -115,7 +115,7 @@ def test_a_database_of_an_older_version_gets_the_views(tmp_path: Path) -> None:
     with engine.begin() as connection:
         config = migrations._config()
         config.attributes["connection"] = connection
-        command.downgrade(config, "0001")
+        command.downgrade(config, "0002")
         assert sa.inspect(connection).get_view_names() == []
     with open_store(url) as store:
         assert all(columns(store, view) for view in VIEWS)
