@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DB ?= sqlite:///factory.db
 STAMP := $(VENV)/.installed
 
-.PHONY: campaign test postgresql lint typecheck unit soak clean
+.PHONY: campaign test postgresql lint typecheck unit soak docs-data ship clean
 
 campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign
 	$(BIN)/factory launch kda_prefill
@@ -26,6 +27,13 @@ unit: $(STAMP)
 
 soak: postgresql $(STAMP)  ## what is too long for CI
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+docs-data: $(STAMP)  ## render tables, example report and picture on the pages from data
+	$(BIN)/python -m docs.data
+
+ship: $(STAMP)  ## CAMPAIGN=...: put it among the shipped results, and on the pages
+	$(BIN)/python -m docs.data.ship $(CAMPAIGN) --db $(DB)
+	$(BIN)/python -m docs.data
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leaderboard._errors import HeldError, QueryError, StoreError, TransferError, UnknownError
     from leaderboard._lease import LEASE_SECONDS, driver_name
+    from leaderboard._query import Results, query, query_shapes
     from leaderboard._verdicts import Contrast, Verdict, compare_samples, contrast, in_groups
     from leaderboard.queries import (
         best_so_far,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         rejected,
         shapes,
         trial_errors,
+        trial_seconds,
         unranked,
         winner,
         worst_errors,
@@ -64,7 +66,9 @@ if TYPE_CHECKING:
         LeaderboardRow,
         Ratio,
         RejectedRow,
+        ResultRow,
         ShapeRatio,
+        ShapeResult,
         ShapeRow,
         StageCount,
         TrialError,
@@ -96,7 +100,10 @@ __all__ = [
     "QueryError",
     "Ratio",
     "RejectedRow",
+    "ResultRow",
+    "Results",
     "ShapeRatio",
+    "ShapeResult",
     "ShapeRow",
     "StageCount",
     "StageRecord",
@@ -126,12 +133,15 @@ __all__ = [
     "in_groups",
     "open_for_reading",
     "open_store",
+    "query",
+    "query_shapes",
     "ranked",
     "ratio",
     "rejected",
     "shapes",
     "shipped_store",
     "trial_errors",
+    "trial_seconds",
     "unranked",
     "winner",
     "worst_errors",
@@ -152,6 +162,7 @@ _HOMES = {
         "contrast",
         "in_groups",
     ),
+    "leaderboard._query": ("Results", "query", "query_shapes"),
     "leaderboard._lease": ("LEASE_SECONDS", "driver_name"),
     "leaderboard.queries": (
         "best_so_far",
@@ -164,6 +175,7 @@ _HOMES = {
         "rejected",
         "shapes",
         "trial_errors",
+        "trial_seconds",
         "unranked",
         "winner",
         "worst_errors",
@@ -187,7 +199,9 @@ _HOMES = {
         "LeaderboardRow",
         "Ratio",
         "RejectedRow",
+        "ResultRow",
         "ShapeRatio",
+        "ShapeResult",
         "ShapeRow",
         "StageCount",
         "TrialError",

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from leaderboard.models import ErrorRow, MeasurementRow, TrialRow
+from leaderboard.models import ErrorRow, MeasurementRow, StageRow, TrialRow
 from leaderboard.store import Store
 from leaderboard.views import ControlSpan, TrialError
 
-__all__ = ["control_spans", "trial_errors"]
+__all__ = ["control_spans", "trial_errors", "trial_seconds"]
 
 
 def trial_errors(
@@ -86,3 +86,18 @@ def control_spans(store: Store, job_id: str) -> list[ControlSpan]:
     )
     with store.reading() as session:
         return [ControlSpan(**dict(zip(names, row, strict=True))) for row in session.execute(query)]
+
+
+def trial_seconds(store: Store, campaign_id: str) -> dict[int, dict[str, float]]:
+    """Seconds that each trial spent in each of its stages, by its id."""
+    query = (
+        sa.select(StageRow.trial_id, StageRow.stage, StageRow.seconds)
+        .join(TrialRow, TrialRow.id == StageRow.trial_id)
+        .where(TrialRow.campaign_id == campaign_id)
+        .order_by(StageRow.id)
+    )
+    found: dict[int, dict[str, float]] = {}
+    with store.reading() as session:
+        for trial_id, stage, seconds in session.execute(query):
+            found.setdefault(trial_id, {})[stage] = seconds
+    return found

@@ -32,6 +32,7 @@ __all__ = [
     "control_cells",
     "ended",
     "entry_of",
+    "passed_entries",
     "trial_medians",
     "trial_samples",
 ]
@@ -58,7 +59,8 @@ class Filters:
     campaign_id: str | None = None
     clock: Clock | None = None
     gpu: str | None = None
-    source_hash: str | None = None
+    source_hash: str | Mapping[str, str] | None = None
+    """Current source; or that of each family, by its name."""
     control: str | None = None
 
 
@@ -157,12 +159,23 @@ def build_board(
     return Board(tuple(ordered), tuple(unranked))
 
 
-def _entries(session: Session, filters: Filters) -> Iterator[Entry]:
+def passed_entries(
+    session: Session, filters: Filters, *, ids: Sequence[int] | None = None
+) -> Iterator[Entry]:
+    """Every passed trial that the filters let through, of ``ids`` only where given."""
+    if ids is None:
+        yield from _entries(session, filters)
+        return
+    for chunk in _chunks(ids):
+        yield from _entries(session, filters, TrialRow.id.in_(chunk))
+
+
+def _entries(session: Session, filters: Filters, *more: sa.ColumnElement[bool]) -> Iterator[Entry]:
     query = (
         sa.select(TrialRow.__table__, CampaignRow, JobRow)
         .join(CampaignRow, CampaignRow.id == TrialRow.campaign_id)
         .outerjoin(JobRow, JobRow.id == TrialRow.job_id)
-        .where(TrialRow.status == TrialStatus.PASSED.value)
+        .where(TrialRow.status == TrialStatus.PASSED.value, *more)
         .order_by(TrialRow.id)
     )
     if filters.operation is not None:
@@ -181,9 +194,15 @@ def _entries(session: Session, filters: Filters) -> Iterator[Entry]:
 
 
 def entry_of(
-    trial: Any, campaign: CampaignRow, job: JobRow | None, *, source_hash: str | None = None
+    trial: Any,
+    campaign: CampaignRow,
+    job: JobRow | None,
+    *,
+    source_hash: str | Mapping[str, str] | None = None,
 ) -> Entry:
     """Put what decides an order into one place; ``source_hash`` is the current one."""
+    if isinstance(source_hash, Mapping):
+        source_hash = source_hash.get(campaign.family)
     modelled = trial.clock == Clock.MODELLED.value
     return Entry(
         trial=trial,

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from leaderboard import _rows
 from leaderboard._errors import QueryError, UnknownError
 from leaderboard._finals import finals, winner
-from leaderboard._overview import control_spans, trial_errors
+from leaderboard._overview import control_spans, trial_errors, trial_seconds
 from leaderboard._ranking import (
     Board,
     Entry,
@@ -60,6 +60,7 @@ __all__ = [
     "rejected",
     "shapes",
     "trial_errors",
+    "trial_seconds",
     "unranked",
     "winner",
     "worst_errors",
@@ -78,7 +79,7 @@ def ranked(
     campaign_id: str | None = None,
     clock: Clock | None = None,
     gpu: str | None = None,
-    source_hash: str | None = None,
+    source_hash: str | Mapping[str, str] | None = None,
     control: str | None = None,
     live: bool = False,
     limit: int | None = None,
@@ -91,9 +92,9 @@ def ranked(
 
     Parameters
     ----------
-    source_hash : str, optional
-        The current source: rows of any other are marked superseded and ranked
-        apart, after all current ones.
+    source_hash : str or mapping, optional
+        The current source, or that of each family: rows of any other are marked
+        superseded and ranked apart, after all current ones.
     control : str, optional
         Baseline for the ratios; by default the one that most jobs timed on all
         workloads, of several the fastest.

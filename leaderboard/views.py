@@ -22,7 +22,9 @@ __all__ = [
     "LeaderboardRow",
     "Ratio",
     "RejectedRow",
+    "ResultRow",
     "ShapeRatio",
+    "ShapeResult",
     "ShapeRow",
     "StageCount",
     "TrialError",
@@ -73,6 +75,76 @@ class LeaderboardRow(_View):
     """Ordered across jobs, by ``ratio``."""
     superseded: bool
     """Its source is not the one that was asked for."""
+
+
+class ResultRow(_View):
+    """One trial as :func:`leaderboard.query` gives it: those that failed too, without times."""
+
+    id: int
+    uid: str
+    run: int | None
+    """Number of the ranking that the row has its place in; rows of different runs must not be
+    compared.  None where it has no place."""
+    rank: int | None
+    """Within the run, whatever was filtered; ``reason`` says why there is none."""
+    status: TrialStatus
+    stage: str
+    reason: str
+    """Why it failed, or why a passed one has no place; else empty."""
+    campaign_id: str
+    campaign: str
+    operation: str
+    operation_version: str
+    family: str
+    number: int
+    schedule_key: str
+    schedule: dict[str, int | str]
+    source_hash: str
+    clock: Clock | None = None
+    regime: str | None = None
+    """Whose inputs were timed."""
+    score_us: float | None = None
+    """Geomean over all tuned workloads, by this clock on this regime."""
+    slow_us: float | None = None
+    method: str | None = None
+    cache: str | None = None
+    gpu: str | None = None
+    job_id: str | None = None
+    control: str | None = None
+    """The baseline that ``ratio`` is over, timed in the same job."""
+    control_form: str | None = None
+    control_us: float | None = None
+    ratio: float | None = None
+    losses: tuple[str, ...] = ()
+    """Workloads on which the control was faster."""
+    provisional: bool = False
+    superseded: bool = False
+    started_at: datetime
+    ended_at: datetime | None = None
+
+
+class ShapeResult(_View):
+    """One trial of a :func:`leaderboard.query` on one workload."""
+
+    id: int
+    run: int | None
+    rank: int | None
+    campaign_id: str
+    schedule_key: str
+    workload: str
+    regime: str | None
+    clock: Clock | None
+    gpu: str | None
+    job_id: str | None
+    us: float
+    low_us: float
+    high_us: float
+    control: str | None
+    """The baseline of the row's ratio, timed in the same job; None if it has none."""
+    control_us: float | None
+    ratio: float | None
+    lost: bool
+    """The control was faster."""
 
 
 class UnrankedRow(_View):

@@ -1,18 +1,16 @@
 """What README and docs say is so: links lead somewhere, commands exist, tables equal the code.
 
-A table that is a copy of data has a rendering here, after a comment that marks its place in the
-page; where a test fails it prints the text that belongs there.
+Tables that are a copy of data are rendered by ``docs/data``: see ``test_docs_data.py``.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -26,7 +24,6 @@ from candidates.kda_prefill import space
 from factory.cli import cli
 from factory.config import CampaignConfig, preset_names
 from factory.stages.model import model
-from operations import Tolerance, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -190,8 +187,8 @@ def test_bench_has_every_option_of_its_command() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name: str) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    assert set(re.findall(r"(?:`|\$ )make (\w+)", page(name))) <= targets
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    assert set(re.findall(r"(?:`|\$ )make ([\w-]+)", page(name))) <= targets
 
 
 # --------------------------------------------------------------------------------- config
@@ -250,102 +247,18 @@ def test_leaderboard_has_every_table_and_column() -> None:
         assert {column, *code(row[0])[1:]} <= set(shown[table])
 
 
+def test_leaderboard_has_every_option_of_its_command() -> None:
+    command = cli.get_command(click.Context(cli), "leaderboard")
+    assert command is not None
+    options = {o for p in command.params if isinstance(p, click.Option) for o in p.opts}
+    head = "option of `factory leaderboard`"
+    shown = {c.split()[0] for r in rows(page("leaderboard.md"), head) for c in code(r[0])}
+    assert shown == options
+
+
 def test_leaderboard_has_every_public_name() -> None:
     words = set(re.findall(r"\w+", section(page("leaderboard.md"), "Python")))
     assert set(leaderboard.__all__) <= words
-
-
-# ----------------------------------------------------------------------------- operations
-
-
-def table(head: str, lines: Iterable[list[str]]) -> str:
-    columns = head.split(" | ")
-    return "\n".join(
-        [f"| {head} |", "|" + "---|" * len(columns), *(f"| {' | '.join(r)} |" for r in lines)]
-    )
-
-
-def _number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.3g}"
-
-
-def _bound(t: Tolerance) -> list[str]:
-    return [f"{t.max_rel:g}", f"{t.rms_rel:g}", t.source]
-
-
-def _lengths(w: Workload) -> str:
-    lengths: tuple[int, ...] = w.lengths  # type: ignore[attr-defined]
-    if len(lengths) > 12:
-        return f"{len(lengths)} from {min(lengths)} to {max(lengths)}"
-    return ", ".join(map(str, lengths))
-
-
-_STATISTICS = {
-    "mean": "mean",
-    "std": "std",
-    "min": "min",
-    "max": "max",
-    "sum16_min": "sum 16",
-    "sum32_min": "sum 32",
-    "sum64_min": "sum 64",
-    "near_floor": "near floor",
-    "near_zero": "near 0",
-    "beta_mean": "beta",
-    "key_cosine_mean": "cosine",
-}
-
-
-def rendered() -> dict[str, str]:
-    """Tables of docs/operations.md, by the comment in front of them."""
-    op = OPERATION
-    regimes = op.regimes.values()
-    own = [(f"{r.name}: {n}", t) for r in regimes for n, t in (r.tolerances or {}).items()]
-    return {
-        "tensors": table(
-            "tensor | shape | type | role | meaning",
-            (
-                [f"`{t.name}`", f"[{', '.join(map(str, t.dims))}]", t.dtype, t.role, t.doc]
-                for t in op.tensors
-            ),
-        ),
-        "regimes": table(
-            "regime | role | steepest gate | source",
-            ([f"`{r.name}`", r.role, f"{r.gate_floor:g}", r.source] for r in regimes),
-        ),
-        "statistics": table(
-            "regime | " + " | ".join(_STATISTICS.values()),
-            ([f"`{r.name}`", *(_number(r.statistics[s]) for s in _STATISTICS)] for r in regimes),
-        ),
-        "tuned": table(
-            "workload | sequences of | floor, MB",
-            ([f"`{w.name}`", _equal(w), f"{op.floor_bytes(w) / 1e6:.1f}"] for w in op.tuned()),
-        ),
-        "held-out": table(
-            "workload | lengths | initial state | scale",
-            ([f"`{w.name}`", _lengths(w), *_given(w)] for w in op.held_out()),
-        ),
-        "tolerances": table(
-            "output | max | rms | source",
-            ([f"`{n}`", *_bound(t)] for n, t in [*op.tolerances.items(), *own]),
-        ),
-    }
-
-
-def _equal(w: Workload) -> str:
-    (length,) = set(w.lengths)  # type: ignore[attr-defined]
-    return str(length)
-
-
-def _given(w: Workload) -> list[str]:
-    scale: float = w.scale  # type: ignore[attr-defined]
-    usual = math.isclose(scale, 128**-0.5)
-    return ["yes" if w.initial_state else "none", "1/sqrt(128)" if usual else f"{scale:g}"]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("mark", sorted(rendered()))
-def test_tables_of_operations_equal_the_code(mark: str) -> None:
-    want = f"<!-- {mark} -->\n\n{rendered()[mark]}\n\n"
-    assert want in page("operations.md"), f"docs/operations.md should have\n{want}"
 
 
 # --------------------------------------------------------------------------------- kernel

@@ -1,9 +1,12 @@
-"""``factory leaderboard``: ranked trials, and moving them between databases."""
+"""``factory leaderboard``: what is fastest, what was rejected and why, import and export."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,73 +15,140 @@ from factory.cli.common import (
     json_option,
     open_reading,
     print_json,
+    print_note,
     print_table,
     us_text,
 )
+from factory.cli.table import print_failures
+from factory.errors import UserError
+
+if TYPE_CHECKING:
+    from leaderboard import ResultRow, Results, ShapeResult, Store
 
 __all__ = ["leaderboard"]
 
 _LOSSES_NAMED = 2
 """Workloads that a table names."""
 
+_SIDE_BY_SIDE = 4
+"""Trials of a table of shapes."""
+
 
 @click.group(invoke_without_command=True)
-@click.option("--campaign", help="Only this one, by id or name.")
 @click.option("--operation", help="Only this operation.")
-@click.option("--clock", type=click.Choice(["gpu", "modelled"]), help="Only this clock.")
-@click.option("--gpu", help="Only this GPU, for example 'NVIDIA H200'.")
-@click.option("--control", help="Baseline for the ratios.")
+@click.option("--campaign", help="Only this one, by id or name.")
+@click.option("--gpu", help="Only this GPU; a part of its name will do, for example H200.")
+@click.option(
+    "--clock",
+    type=click.Choice(["gpu", "per_call", "pipelined", "modelled"]),
+    help="Order by this clock.",
+)
+@click.option("--regime", help="Order by the times on this regime, for example slow.")
+@click.option("--status", default="ranked", show_default=True, help="Verdict; ranked, failed, all.")
+@click.option("--where", metavar="CONDITION", help='For example "bt=32 and anchor=mid".')
+@click.option("--sort", metavar="COLUMN", help="Order within each ranking; -COLUMN downwards.")
 @click.option("--limit", type=click.IntRange(min=1), help="Rows of each ranking.")
-@click.option("--rejected", "show_rejected", is_flag=True, help="The rejected, with reasons.")
+@click.option("--columns", metavar="A,B,...", help="These columns, in this order.")
+@click.option("--control", help="Baseline for the ratios.")
+@click.option("--shapes", is_flag=True, help="Each shape, with the control; losses marked.")
+@click.option("--rejected", is_flag=True, help="Those that failed, with the first breach.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @db_option
 @json_option
 @click.pass_context
 def leaderboard(
     ctx: click.Context,
-    campaign: str | None,
-    operation: str | None,
-    clock: str | None,
-    gpu: str | None,
-    control: str | None,
-    limit: int | None,
-    show_rejected: bool,
+    /,
+    *,
+    columns: str | None,
+    shapes: bool,
+    rejected: bool,
+    as_csv: bool,
     db: str | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
-    """Ranked trials, best first; or with --rejected those that failed and why.
+    """Ranked trials, best first, and any other question to the results.
+
+    \b
+    factory leaderboard --operation kda_prefill --gpu H200 --limit 5
+    factory leaderboard --where "bt=32 and anchor=mid" --sort -slow_us
+    factory leaderboard --status rejected --columns id,stage,reason
+    factory leaderboard --shapes --limit 3
 
     Clocks, GPUs and versions are never ranked together: each has its own
-    ranking from 1.  With --json: a list of objects, each with its trial's id
-    (leaderboard.LeaderboardRow; with --rejected leaderboard.RejectedRow).
+    ranking from 1, and a filter changes no rank.  What was measured with other
+    source than the installed one comes apart, marked superseded.  With --json:
+    a list of objects, each with its trial's id (leaderboard.ResultRow; with
+    --shapes leaderboard.ShapeResult, with --rejected leaderboard.RejectedRow).
     """
     ctx.obj = db
     if ctx.invoked_subcommand is not None:
         return
-    from leaderboard import Clock, ranked, rejected
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two formats; name one")
+    if columns and (shapes or rejected):
+        raise click.UsageError("--columns goes with neither --shapes nor --rejected")
+    from leaderboard import query, query_shapes
+    from leaderboard import rejected as failures
 
     with open_reading(db) as store:
-        campaign_id = store.get_campaign(campaign).id if campaign else None
-        if show_rejected:
-            failed = rejected(store, campaign_id=campaign_id, operation=operation)
-            failed = failed[:limit] if limit else failed
-            if as_json:
-                print_json(failed)
-            else:
-                _print_rejected(failed, store.name)
-            return
-        rows = ranked(
-            store,
-            operation=operation,
-            campaign_id=campaign_id,
-            clock=Clock(clock) if clock else None,
-            gpu=gpu,
-            control=control,
-            limit=limit,
-        )
-        if as_json:
-            print_json(rows)
+        if rejected:
+            asked["status"] = "failed"
+        found = query(store, source_hash=_sources(store), **asked)
+        chosen = None if columns is None else _chosen(found, columns)
+        if rejected:
+            order = {row.id: n for n, row in enumerate(found)}
+            rows = [r for r in failures(store) if r.id in order]
+            rows.sort(key=lambda r: order[r.id])
+            _print_rejected(rows, store.name, as_json=as_json, as_csv=as_csv)
+        elif shapes:
+            _print_shapes(query_shapes(store, found), store.name, as_json=as_json, as_csv=as_csv)
+        elif as_csv:
+            heads, lines = found.flat()
+            keep = [heads.index(name) for name in chosen] if chosen else range(len(heads))
+            _print_csv([heads[n] for n in keep], ([line[n] for n in keep] for line in lines))
+        elif as_json:
+            print_json(found.rows if chosen is None else _objects(found, chosen))
+        elif chosen is not None:
+            _print_chosen(found, chosen, store.name)
         else:
-            _print_ranked(rows, store.name)
+            _print_found(found, store.name)
+
+
+def _sources(store: Store) -> Mapping[str, str]:
+    """Source of each family as it is installed here; those that are not are not judged."""
+    import candidates
+
+    found = {}
+    for operation in {c.operation for c in store.list_campaigns()}:
+        try:
+            family = candidates.get(operation)
+        except candidates.UnknownFamilyError:
+            continue
+        found[family.name] = family.source_hash()
+    return found
+
+
+def _chosen(found: Results, columns: str) -> list[str]:
+    import difflib
+
+    known = found.flat()[0]
+    short = {"us": "score_us", "slow": "slow_us", "trial": "id", "schedule": "schedule_key"}
+    names = [short.get(c.strip(), c.strip()) for c in columns.split(",") if c.strip()]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *short], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there: {', '.join(known)}"
+            raise UserError(f"no column {name!r}; {hint}")
+    return names
+
+
+def _objects(found: Results, chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows with these columns, and always with the id."""
+    heads, lines = found.flat()
+    names = list(dict.fromkeys(["id", *chosen]))
+    return [{name: line[heads.index(name)] for name in names} for line in lines]
 
 
 @leaderboard.command("import")
@@ -124,36 +194,42 @@ def export_(
         click.echo(f"wrote {output}", err=True)
 
 
-def _print_ranked(rows: list[Any], name: str) -> None:
-    if not rows:
-        click.echo(f"no ranked trials in {name} (--rejected shows the others)")
+# ---------------------------------------------------------------------------------- tables
+
+
+def _print_csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(lines)
+    click.echo(stream.getvalue(), nl=False)
+
+
+def _print_found(found: Results, name: str) -> None:
+    if not found:
+        click.echo(f"no ranked trials in {name} fit (--status all shows the others)")
         return
-    runs: list[list[Any]] = []
-    for row in rows:
-        if row.rank == 1 or not runs:
-            runs.append([])
-        runs[-1].append(row)
-    for number, run in enumerate(runs):
+    for number, run in enumerate(found.runs()):
         if number:
             click.echo()
-        _print_run(run)
+        if run[0].run is None:
+            print_failures(run, title="without a place")
+        else:
+            _print_run(run)
 
 
-def _print_run(run: list[Any]) -> None:
+def _print_run(run: Sequence[ResultRow]) -> None:
     first = run[0]
-    where = f" on {first.gpu}" if first.gpu else ""
-    marks = [
-        *(["across jobs: provisional"] if first.provisional else []),
-        *(["superseded source"] if first.superseded else []),
-    ]
-    title = f"{first.operation} {first.operation_version}, clock {first.clock.value}{where}"
-    columns = ["rank", "trial", "us"]
+    many = len({r.campaign_id for r in run}) > 1
     slow = any(r.slow_us is not None for r in run)
     over = any(r.ratio is not None for r in run)
+    ratio = f"/ {first.control}"
+    columns = ["rank", "trial", "us"]
     columns += ["slow us"] if slow else []
-    columns += [f"/ {first.control}", "loses on"] if over else []
+    columns += [ratio, "loses on"] if over else []
+    columns += ["campaign"] if many else []
     print_table(
-        [*columns, "campaign", "schedule"],
+        [*columns, "schedule"],
         (
             [
                 str(r.rank),
@@ -165,14 +241,33 @@ def _print_run(run: list[Any]) -> None:
                     if over
                     else []
                 ),
-                r.campaign,
+                *([r.campaign] if many else []),
                 r.schedule_key,
             ]
             for r in run
         ),
-        title=f"{title} ({'; '.join(marks)})" if marks else title,
-        right=",".join(["rank", "trial", "us", "slow us", f"/ {first.control}"]),
+        title=_title(run),
+        right=f"rank,trial,us,slow us,{ratio}",
+        drop="slow us,loses on,campaign",
+        keep={"schedule": 44},
     )
+
+
+def _title(run: Sequence[ResultRow | ShapeResult], *, operation: str = "") -> str:
+    first: Any = run[0]
+    where = f" on {first.gpu}" if first.gpu else ""
+    names = {r.campaign_id for r in run}
+    clock = "-" if first.clock is None else first.clock.value
+    head = operation or f"{first.operation} {first.operation_version}"
+    regime = f", regime {first.regime}" if first.regime not in (None, "production") else ""
+    title = f"{head}, clock {clock}{regime}{where}"
+    if len(names) == 1:
+        title += f", campaign {names.pop()}"
+    marks = [
+        *(["across jobs: provisional"] if getattr(first, "provisional", False) else []),
+        *(["superseded source"] if getattr(first, "superseded", False) else []),
+    ]
+    return f"{title} ({'; '.join(marks)})" if marks else title
 
 
 def _losses(workloads: tuple[str, ...]) -> str:
@@ -182,12 +277,94 @@ def _losses(workloads: tuple[str, ...]) -> str:
     return " ".join(workloads) or "-"
 
 
-def _print_rejected(rows: list[Any], name: str) -> None:
-    if not rows:
-        click.echo(f"nothing was rejected in {name}")
+def _print_chosen(found: Results, chosen: Sequence[str], name: str) -> None:
+    if not found:
+        click.echo(f"no trials in {name} fit")
         return
+    heads, lines = found.flat()
+    numbers = {h for n, h in enumerate(heads) if any(isinstance(x[n], int | float) for x in lines)}
+    at = [heads.index(c) for c in chosen]
+    by_id = {line[0]: line for line in lines}
+    for number, run in enumerate(found.runs()):
+        if number:
+            click.echo()
+        print_table(
+            chosen,
+            ([_cell(by_id[row.id][n]) for n in at] for row in run),
+            title="without a place" if run[0].run is None else _title(run),
+            right=",".join(numbers),
+        )
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_rejected(rows: list[Any], name: str, *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        heads = ["id", "uid", "campaign_id", "number", "schedule_key", "status", "stage", "reason"]
+        _print_csv(heads, ([r.model_dump(mode="json")[h] for h in heads] for r in rows))
+    elif not rows:
+        click.echo(f"nothing was rejected in {name}")
+    else:
+        print_failures(rows)
+
+
+def _print_shapes(rows: Sequence[ShapeResult], name: str, *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    if as_csv:
+        values = [r.model_dump(mode="json") for r in rows]
+        heads = list(type(rows[0]).model_fields) if rows else ["id"]
+        _print_csv(heads, ([v[h] for h in heads] for v in values))
+        return
+    if not rows:
+        click.echo(f"no times in {name} fit")
+        return
+    runs: dict[int | None, list[ShapeResult]] = {}
+    for row in rows:
+        runs.setdefault(row.run, []).append(row)
+    for number, run in enumerate(runs.values()):
+        if number:
+            click.echo()
+        _print_shape_run(run)
+
+
+def _print_shape_run(run: Sequence[ShapeResult]) -> None:
+    """The first trials of a run side by side, with the control of the first one's job."""
+    trials = list(dict.fromkeys(r.id for r in run))
+    shown = trials[:_SIDE_BY_SIDE]
+    cells = {(r.id, r.workload): r for r in run}
+    first = run[0]
+    jobs = {r.job_id for r in run if r.id in shown}
+    # The controls of several jobs are several numbers, and each belongs to its own trial.
+    beside = [first.control] if first.control and len(jobs) == 1 else []
+
+    def line(workload: str) -> list[str]:
+        found = [cells.get((trial, workload)) for trial in shown]
+        known = next((r for r in found if r is not None), None)
+        return [
+            workload,
+            *("-" if r is None else us_text(r.us) + (" *" if r.lost else "  ") for r in found),
+            *(us_text(known.control_us if known else None) for _ in beside),
+        ]
+
+    heads = [f"trial {trial}" for trial in shown]
     print_table(
-        ["trial", "verdict", "stage", "schedule", "reason"],
-        ([str(r.id), r.status.value, r.stage, r.schedule_key, r.reason] for r in rows),
-        right="trial",
+        ["workload", *heads, *map(str, beside)],
+        (line(w) for w in dict.fromkeys(r.workload for r in run)),
+        title=_title(run, operation="each shape, us"),
+        right=",".join([*heads, *map(str, beside)]),
     )
+    if any(r.lost for r in run if r.id in shown):
+        print_note("* the control of its own job is faster", indent="  ")
+    for trial in shown:
+        key = next(r.schedule_key for r in run if r.id == trial)
+        print_note(key, first=f"trial {trial}: ", indent="  ")
+    if len(trials) > len(shown):
+        print_note(f"and {len(trials) - len(shown)} more trials; --json and --csv have all")

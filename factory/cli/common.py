@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from factory.cli.table import print_note, print_table
+
 if TYPE_CHECKING:
     from leaderboard import Store
 
-__all__ = ["db_option", "json_option", "open_reading", "print_json", "print_table", "us_text"]
+__all__ = [
+    "db_option",
+    "json_option",
+    "open_reading",
+    "print_json",
+    "print_note",
+    "print_table",
+    "us_text",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -58,42 +68,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: str = ""
-) -> None:
-    """Print a table; ``right`` names columns that are aligned to the right, comma-separated.
-
-    In a pipe lines are as long as their contents: nothing is folded or cut.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    aligned = set(right.split(","))
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column in aligned else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_escaped(cell) for cell in row))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000
-    console.print(table, soft_wrap=not console.is_terminal)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def us_text(us: float | None) -> str:

@@ -29,5 +29,6 @@ def doctor(as_json: bool) -> int:
         print_table(
             ["", "what", "found", "needed for", "fix"],
             ([f.status, f.id, f.found, f.needed_for, f.fix or "-"] for f in findings),
+            spill="fix",
         )
     return EXIT_MACHINE if any(f.status == "fault" for f in findings) else EXIT_DONE

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from factory.cli.common import db_option, json_option, print_json, print_table, us_text
+from factory.cli.common import (
+    db_option,
+    json_option,
+    print_json,
+    print_note,
+    print_table,
+    us_text,
+)
+from factory.cli.table import print_failures
 from factory.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING_PASSED, MachineError, UserError
 
 if TYPE_CHECKING:
@@ -237,17 +245,14 @@ def _print_tables(rows: Any, failed: Any, plan: Plan) -> None:
             ),
             title=f"{plan.operation.name}: ranked by clock {plan.clock.value}",
             right="rank,trial,us,slow us",
+            drop="slow us",
+            keep={"schedule": 70},
         )
         if len(rows) > _SHOWN:
             click.echo(f"and {len(rows) - _SHOWN} more: factory leaderboard")
         click.echo()
     if failed:
-        print_table(
-            ["trial", "verdict", "stage", "schedule", "reason"],
-            ([str(r.id), r.status.value, r.stage, r.schedule_key, r.reason] for r in failed),
-            title="not ranked",
-            right="trial",
-        )
+        print_failures(failed, title="not ranked")
         click.echo()
 
 
@@ -289,9 +294,10 @@ def _dry_run(config: CampaignConfig, db: str | None, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return EXIT_DONE
-    click.echo(
+    print_note(
         f"campaign {found['name']}: {found['target']} of {found['offered']} offered schedules, "
-        f"{found['combinations']} combinations in all, clock {found['clock']}"
+        f"{found['combinations']} combinations in all, clock {found['clock']}",
+        indent="  ",
     )
     click.echo(f"stages: {' > '.join(found['stages'])}")
     click.echo(
@@ -309,6 +315,7 @@ def _dry_run(config: CampaignConfig, db: str | None, as_json: bool) -> int:
             ]
             for p in found["parameters"]
         ),
+        spill="meaning",
     )
     estimate = found["estimate_s"]
     if estimate is None:

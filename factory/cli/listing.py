@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from factory.cli.common import json_option, print_json, print_table
+from factory.cli.common import json_option, print_json, print_note, print_table
 from factory.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def operations_(operation: str | None, as_json: bool) -> None:
                 for o in found
             ),
             right="regimes,tuned,held out",
+            spill="spaces (offered)",
         )
         return
     try:
@@ -115,22 +116,24 @@ def _print_one(one: dict[str, Any]) -> None:
             [t["id"], "[" + ", ".join(map(str, t["dims"])) + "]", t["dtype"], t["role"], t["doc"]]
             for t in one["tensors"]
         ),
+        spill="meaning",
     )
     click.echo()
     print_table(
         ["regime", "role", "steepest gate", "source"],
         ([r["id"], r["role"], f"{float(r['gate_floor']):g}", r["source"]] for r in one["regimes"]),
         right="steepest gate",
+        spill="source",
     )
     click.echo()
     for label, held_out in (("tuned", False), ("held out", True)):
         names = [w["id"] for w in one["workloads"] if w["held_out"] is held_out]
-        click.echo(f"{label} workloads: {', '.join(names)}")
+        print_note(", ".join(names), first=f"{label} workloads: ", indent="  ")
     for t in one["tolerances"]:
         click.echo(f"tolerance of {t['id']}: max {t['max_rel']:g}, rms {t['rms_rel']:g}")
     for line in one["contract"]["served"]:
-        click.echo(f"served: {line}")
+        print_note(line, first="served: ", indent="  ")
     for line in one["contract"]["declined"]:
-        click.echo(f"declined: {line}")
+        print_note(line, first="declined: ", indent="  ")
     for space in one["spaces"]:
         click.echo(f"space {space['id']}: {space['offered']} schedules offered")

@@ -11,6 +11,7 @@ from factory.cli.common import (
     json_option,
     open_reading,
     print_json,
+    print_note,
     print_table,
     us_text,
 )
@@ -60,6 +61,8 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
                 for r in rows
             ),
             right="trials,passed,best us",
+            drop="clock,driver,operation",
+            keep={"campaign": 40},
         )
 
 
@@ -109,12 +112,17 @@ def _print_one(found: dict[str, Any]) -> None:
     click.echo(f"trials {found['finished']} of {found['budget']}: {statuses}")
     best = found["best"]
     if best:
-        click.echo(f"best {us_text(best['score_us'])} us {found['clock']}: {best['schedule_key']}")
+        print_note(
+            best["schedule_key"],
+            first=f"best {us_text(best['score_us'])} us {found['clock']}: ",
+            indent="  ",
+        )
     first = found["winner"]
     if first:
-        click.echo(
-            f"winner trial {first['id']}, {us_text(first['score_us'])} us in the finals: "
-            f"{first['schedule_key']}"
+        print_note(
+            first["schedule_key"],
+            first=f"winner trial {first['id']}, {us_text(first['score_us'])} us in the finals: ",
+            indent="  ",
         )
     if found["spared"] is not None:
         by = ", ".join(f"{n} by {stage}" for stage, n in found["spared"].items())

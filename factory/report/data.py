@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from factory.report.space import Space, describe_space
 from leaderboard import (
     CampaignRecord,
     Clock,
@@ -30,6 +31,7 @@ from leaderboard import (
     ranked,
     shapes,
     trial_errors,
+    trial_seconds,
     unranked,
     winner,
 )
@@ -66,7 +68,7 @@ class Step:
     finished: int
     """Trials of the campaign that had finished then, itself included."""
     minutes: float
-    """Since the campaign began."""
+    """As :attr:`Report.minutes_are` says."""
     value: float
     """Microseconds; in a provisional run, time over the control's."""
     label: str
@@ -121,6 +123,7 @@ class Run:
     shapes: tuple[ShapeBars, ...]
     floor_note: str
     open_jobs: bool
+    space: Space | None
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,9 @@ class Report:
     """Name of the database."""
     made_at: datetime
     funnel: Funnel
+    minutes: float
+    minutes_are: str
+    """What a minute is: of GPU stages, or since the launch where nothing met a GPU."""
     runs: tuple[Run, ...]
     sweep_regimes: tuple[tuple[str, str], ...]
     """Name and what is written under it."""
@@ -189,14 +195,17 @@ def gather(store: Store, campaign: CampaignRecord, *, now: datetime) -> Report:
     rows = ranked(store, campaign_id=campaign.id, live=True)
     open_jobs = {j.id for j in jobs if j.status.value == "open"}
     reasons, other = _reasons(trials)
+    minutes, minutes_are = _minutes(store, campaign, trials)
     axis = _sweep_axis(campaign, operation, errors)
     return Report(
         campaign=campaign,
         source=store.name,
         made_at=now,
         funnel=funnel(store, campaign.id),
+        minutes=max(minutes.values(), default=0.0),
+        minutes_are=minutes_are,
         runs=tuple(
-            _run(store, campaign, operation, run, trials, shares, open_jobs)
+            _run(store, campaign, operation, run, trials, shares, open_jobs, minutes)
             for run in _runs_of(rows)
         ),
         sweep_regimes=tuple((name, text) for name, text, _ in axis),
@@ -291,6 +300,7 @@ def _run(
     trials: Sequence[TrialRecord],
     shares: Mapping[int, tuple[float | None, str]],
     open_jobs: set[str],
+    minutes: Mapping[int, float],
 ) -> Run:
     first = rows[0]
     ids = {row.id: row for row in rows}
@@ -305,7 +315,7 @@ def _run(
         title=", ".join(w for w in words if w),
         unit=f"x {first.control}" if first.provisional else "us",
         rows=tuple(rows),
-        steps=_steps(store, campaign, ids, trials),
+        steps=_steps(store, campaign, ids, trials, minutes),
         points=(
             *(_point(r.id, _value(r), r.schedule_key, shares) for r in rows if r.id in shares),
             *(_point(t.id, None, t.schedule_key, shares) for t in no_time),
@@ -315,6 +325,7 @@ def _run(
         shapes=_shapes(store, campaign, operation, leader, peak),
         floor_note=note,
         open_jobs=any(r.job_id in open_jobs for r in rows),
+        space=describe_space(rows, {r.id: _value(r) for r in rows}, trials, campaign.space),
     )
 
 
@@ -323,23 +334,49 @@ def _steps(
     campaign: CampaignRecord,
     ids: Mapping[int, LeaderboardRow],
     trials: Sequence[TrialRecord],
+    minutes: Mapping[int, float],
 ) -> tuple[Step, ...]:
-    done = sorted(
-        (t for t in trials if t.status.finished and t.ended_at is not None),
-        key=lambda t: (t.ended_at, t.id),
-    )
-    place = {t.id: n for n, t in enumerate(done, 1)}
+    place = {t.id: n for n, t in enumerate(_in_turn(trials), 1)}
     return tuple(
         Step(
             id=p.id,
             finished=place[p.id],
-            minutes=(p.ended_at - campaign.created_at).total_seconds() / 60,
+            minutes=minutes[p.id],
             value=_value(ids[p.id]),
             label=p.schedule_key,
         )
         for p in best_so_far(store, campaign.id)
         if p.id in ids and p.id in place and p.ended_at is not None
     )
+
+
+def _in_turn(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Finished trials in the order in which they finished."""
+    done = [t for t in trials if t.status.finished and t.ended_at is not None]
+    return sorted(done, key=lambda t: (t.ended_at, t.id))
+
+
+def _minutes(
+    store: Store, campaign: CampaignRecord, trials: Sequence[TrialRecord]
+) -> tuple[dict[int, float], str]:
+    """Minutes that were spent when each trial finished, and what they are of."""
+    from factory.executors.base import DEVICE_STAGES
+
+    done = _in_turn(trials)
+    seconds = trial_seconds(store, campaign.id)
+    spent = 0.0
+    found: dict[int, float] = {}
+    for t in done:
+        spent += sum(s for stage, s in seconds.get(t.id, {}).items() if stage in DEVICE_STAGES)
+        found[t.id] = spent / 60
+    if spent:
+        return found, "GPU minutes"
+    since = {
+        t.id: (t.ended_at - campaign.created_at).total_seconds() / 60
+        for t in done
+        if t.ended_at is not None
+    }
+    return since, "minutes since the launch"
 
 
 def _point(

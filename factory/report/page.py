@@ -21,6 +21,7 @@ from factory.report.charts import (
     sweep_styles,
 )
 from factory.report.data import Report, Run, TableRow
+from factory.report.space_charts import importance_chart, parallel_chart
 from factory.report.svg import number
 
 __all__ = ["render"]
@@ -161,8 +162,6 @@ def _figure(title: str, drawing: str, caption: str, extra: str = "", *, tall: bo
 
 def _run_section(report: Report, run: Run) -> str:
     done = float(report.funnel.finished)
-    c = report.campaign
-    minutes = (c.updated_at - c.created_at).total_seconds() / 60
     order = (
         f"Ordered across jobs by time over {run.leader.control}: provisional."
         if run.leader.provisional
@@ -175,9 +174,11 @@ def _run_section(report: Report, run: Run) -> str:
             order,
         ),
         _figure(
-            "Best so far, over time",
-            best_chart(run, lambda s: s.minutes, "minutes since the launch", minutes),
-            "Minutes since the launch, pauses included.",
+            f"Best so far, over {report.minutes_are}",
+            best_chart(run, lambda s: s.minutes, report.minutes_are, report.minutes),
+            "Gate, screen and time of all trials until then; neither controls nor finals."
+            if report.minutes_are.startswith("GPU")
+            else "Pauses included.",
         ),
         _figure(
             "Error against time",
@@ -206,7 +207,32 @@ def _run_section(report: Report, run: Run) -> str:
     return (
         f"<section><h2>{escape(run.title[0].upper() + run.title[1:])}</h2>"
         f'<p class="soft">{len(run.rows)} ranked</p>'
-        f'<div class="charts">{"".join(figures)}</div></section>'
+        f'<div class="charts">{"".join(figures)}</div></section>' + _space_section(run)
+    )
+
+
+def _space_section(run: Run) -> str:
+    space = run.space
+    if space is None:
+        return ""
+    few = "" if len(run.rows) >= 30 else f" With {len(run.rows)} trials these are rough."
+    left_out = f" {space.left_out} lines are left out." if space.left_out else ""
+    return (
+        '<section><h2>The space</h2><div class="charts">'
+        + _figure(
+            "What mattered",
+            importance_chart(space, run.unit),
+            "Share of the variance of log time that each parameter explains alone, adjusted for "
+            "the number of its choices; what only two together explain is in none of them." + few,
+        )
+        + _figure(
+            "Schedules through their parameters",
+            parallel_chart(space, run.unit),
+            "Each line is a schedule, up to its time at the right, the fastest on top; the "
+            "fastest tenth is strong, broken lines failed. A click on a line finds its row."
+            + left_out,
+        )
+        + "</div></section>"
     )
 
 
@@ -228,8 +254,7 @@ def _sweep_section(report: Report) -> str:
             "Error against the lower bound of the gates",
             sweep_chart(report.sweep_regimes, report.sweep, report.sweep_gate),
             "The largest error of any output, on the GPU where the gate ran, else as emulated. "
-            "Emulation stops at its first breach, production first: what failed there has no "
-            "milder points.",
+            "Where a rejected trial was not walked through the sweep, milder points are missing.",
         )
         + _sweep_table(report)
         + "</div></section>"

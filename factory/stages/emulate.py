@@ -1,8 +1,9 @@
 """Is the schedule's arithmetic right?  Its CPU emulation against the fp64 oracle.
 
 Every gating regime within the candidate's declared gate bound, on reduced
-workloads; the first breach ends it.  Regimes past the bound are recorded as
-out of contract and not run.
+workloads; the first breach decides.  Regimes past the bound are recorded as
+out of contract and not run.  What is rejected is still walked through the
+severity sweep where it broke, for whoever asks from which severity on it is wrong.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def emulate(family: Family, schedule: Schedule, references: References) -> Stage
         ``rejected`` at the first breach, with regime, workload, tensor and
         numbers in the reason; ``crashed`` if the emulation raises.  ``errors``
         has one record for each output met, its worst slice where that is
-        outside the tolerance.
+        outside the tolerance; after a breach also those of the sweep's regimes
+        that had not been met, on the workload of the breach.
 
     Raises
     ------
@@ -198,12 +200,42 @@ def emulate(family: Family, schedule: Schedule, references: References) -> Stage
                     exponent = family.largest_exponent(schedule, inputs)
                     if exponent > _LARGEST_EXPONENT:
                         reason += f" (largest exponent {exponent:.0f} > {_LARGEST_EXPONENT:.0f})"
+                errors += _sweep(
+                    family, schedule, references, workload, met={e.regime for e in errors}
+                )
                 return StageResult(StageStatus.REJECTED, reason, errors=tuple(errors))
     return StageResult(
         StageStatus.PASSED,
         details={"cases": met, "worst_max_rel": worst, "gate_bound": bound},
         errors=tuple(errors),
     )
+
+
+def _sweep(
+    family: Family,
+    schedule: Schedule,
+    references: References,
+    workload: Workload,
+    *,
+    met: set[str],
+) -> list[ErrorRecord]:
+    """Errors of a rejected schedule from mild gates to steep ones; they decide nothing."""
+    operation = references.operation
+    errors: list[ErrorRecord] = []
+    for regime in operation.regimes.values():
+        if regime.severity is None or regime.name in met:
+            continue
+        inputs, expected = references.get(regime, workload)
+        try:
+            # It is known to be wrong, and may be so in any way: what it writes to is a copy.
+            copied = {k: v.clone() if hasattr(v, "clone") else v for k, v in inputs.items()}
+            outputs = family.emulate(schedule, copied)
+            seen = worst_slices(operation.compare(outputs, expected, workload, regime))
+        except Exception:  # noqa: BLE001 - candidate code, and already rejected
+            traceback.print_exc(file=sys.stderr)
+            break
+        errors += [record(e, "emulate", regime, workload, references.seed) for e in seen]
+    return errors
 
 
 def worst_slices(seen: tuple[TensorError, ...]) -> list[TensorError]:

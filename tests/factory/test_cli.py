@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import candidates
+import operations
 from factory.cli import _run
 from leaderboard import open_store
 
@@ -208,8 +212,90 @@ def test_leaderboard_json_has_ids_and_filters(inside):
     assert all(isinstance(r["id"], int) for r in rows)
     assert len(json.loads(inside("leaderboard", "--json", "--limit", 2)[1])) == 2
     assert json.loads(inside("leaderboard", "--json", "--clock", "gpu")[1]) == []
-    assert json.loads(inside("leaderboard", "--json", "--operation", "kda_prefill")[1]) == []
+    assert len(json.loads(inside("leaderboard", "--json", "--operation", "toy_scale")[1])) == 3
     assert len(json.loads(inside("leaderboard", "--json", "--campaign", "toy")[1])) == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--operation", "kda_prefill"], "no operation 'kda_prefill' in sqlite:///factory.db"),
+        (["--gpu", "H100"], "no GPU 'H100'"),
+        (["--control", "nope"], "no control 'nope'"),
+        (["--regime", "nope"], "no regime 'nope'"),
+        (["--status", "nope"], "no status 'nope'"),
+        (["--clock", "nope"], "'nope' is not one of"),
+        (["--columns", "id,scor_us"], "no column 'scor_us'; did you mean 'score_us'?"),
+        (["--sort", "scor_us"], "did you mean 'score_us'?"),
+        (["--where", "knd=exact"], "no column or parameter 'knd'; did you mean 'kind'?"),
+        (["--where", "kind="], "it ends where a value should follow"),
+        (["--json", "--csv"], "name one"),
+        (["--shapes", "--columns", "id"], "goes with neither"),
+    ],
+)
+def test_names_that_are_not_there_are_one_line_and_exit_code_2(inside, argv, said):
+    code, out, err = inside("leaderboard", *argv)
+    assert (code, out) == (2, "")
+    assert said in one_line(err)
+
+
+def test_leaderboard_answers_questions(inside):
+    def asked(*argv):
+        return json.loads(inside("leaderboard", *argv, "--json")[1])
+
+    everything = asked("--status", "all")
+    assert len(everything) == 6
+    some = asked("--where", "kind=exact and us>0", "--sort", "-us", "--limit", 1)
+    assert [r["schedule"]["kind"] for r in some] == ["exact"]
+    assert some[0]["rank"] == max(r["rank"] for r in asked("--where", "kind=exact"))
+    assert asked("--columns", "rank,us,kind", "--limit", 1) == [
+        {k: asked("--limit", 1)[0][n] for k, n in (("id", "id"), ("rank", "rank"))}
+        | {"score_us": asked("--limit", 1)[0]["score_us"]}
+        | {"kind": asked("--limit", 1)[0]["schedule"]["kind"]}
+    ]
+    assert {r["status"] for r in asked("--status", "rejected")} == {"rejected"}
+    shapes = asked("--shapes", "--limit", 1)
+    assert {r["workload"] for r in shapes} == set(operations.get("toy_scale").workloads) & {
+        r["workload"] for r in shapes
+    }
+    assert all(r["us"] > 0 and not r["lost"] for r in shapes)
+    assert shapes
+
+
+def test_leaderboard_prints_csv(inside):
+    rows = list(csv.DictReader(io.StringIO(inside("leaderboard", "--csv")[1])))
+    want = json.loads(inside("leaderboard", "--json")[1])
+    assert [int(r["id"]) for r in rows] == [r["id"] for r in want]
+    assert [r["kind"] for r in rows] == [r["schedule"]["kind"] for r in want]
+    two = list(csv.reader(io.StringIO(inside("leaderboard", "--csv", "--columns", "id,us")[1])))
+    assert two[0] == ["id", "score_us"]
+    assert [float(r[1]) for r in two[1:]] == [r["score_us"] for r in want]
+
+
+def test_show_runs_a_trial_again(inside):
+    wrong = json.loads(inside("leaderboard", "--rejected", "--json")[1])
+    trial = next(r["id"] for r in wrong if r["status"] == "rejected")
+    shown = json.loads(inside("show", trial, "--json")[1])
+    assert f"factory show {trial} --again" in shown["run_again"]
+    assert f"factory show {trial} --again" in inside("show", trial)[1]
+    code, out, _ = inside("show", trial, "--again", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [(r["id"], r["then"], r["now"]) for r in rows] == [
+        ("validate", "passed", "passed"),
+        ("emulate", "rejected", "rejected"),
+    ]
+    assert rows[1]["reason"] == shown["reason"]
+
+
+def test_show_again_notices_another_verdict(inside, monkeypatch):
+    best = json.loads(inside("leaderboard", "--json", "--limit", 1)[1])[0]["id"]
+    family = candidates.get("toy_scale")
+    monkeypatch.setattr(type(family), "problems", lambda self, schedule: ("too large",))
+    code, out, _ = inside("show", best, "--again")
+    assert code == 1
+    assert "too large" in out
+    assert "not the same verdicts" in out
 
 
 def test_rejected_are_listed_with_reasons(inside):

@@ -86,6 +86,28 @@ def test_a_non_finite_candidate_is_rejected_with_counts_and_exponent(references)
     assert result.errors[-1].max_rel is None
 
 
+def test_what_is_rejected_is_walked_through_the_sweep():
+    """The verdict is production's; the sweep shows from which severity on it is wrong."""
+    operation, family = operations.get("kda_prefill"), candidates.get("kda_prefill")
+    schedule = family.schedule(
+        {"form": "split", "bt": 64, "anchor": "mid", "segments": 1, "rows": 64}
+    )
+    result = emulate(family, schedule, References(operation, seed=0))
+    assert result.status is StageStatus.REJECTED
+    assert result.reason.startswith("regime production")
+    first = next(e for e in result.errors if not e.within)
+    assert first.regime == "production"
+    sweep = {r.name: r.severity for r in operation.regimes.values() if r.severity is not None}
+    finite = {}
+    for e in result.errors:
+        if e.regime in sweep:
+            finite[e.regime] = finite.get(e.regime, True) and e.finite
+    assert set(finite) == set(sweep)
+    mildest, steepest = max(sweep, key=sweep.get), min(sweep, key=sweep.get)
+    assert finite[mildest]
+    assert not finite[steepest]
+
+
 def test_production_is_met_first(references):
     assert gating_order(OPERATION)[0].name == "production"
 

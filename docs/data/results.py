@@ -1,0 +1,376 @@
+"""Blocks of README.md, docs/results.md and docs/kernel.md, from the shipped results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import candidates
+import leaderboard
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
+from docs.data.pages import table
+from docs.data.shown import CLOCKS, Column, Shown
+from factory.stages.model import model
+from leaderboard import LeaderboardRow
+
+__all__ = ["kernel_blocks", "readme_blocks", "results_blocks"]
+
+_PRODUCTION, _SLOW, _FINALS = CLOCKS[0], CLOCKS[4], CLOCKS[5]
+_NAMED = 3
+"""Shapes that a sentence names."""
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _least(values: Sequence[float | None]) -> list[str]:
+    """Times of one line, the shortest of them in bold."""
+    least = min((v for v in values if v is not None), default=None)
+    return [f"**{_us(v)}**" if v is not None and v == least else _us(v) for v in values]
+
+
+def _list(words: Iterable[str]) -> str:
+    found = list(words)
+    return ", ".join(found[:-1]) + f" and {found[-1]}" if len(found) > 1 else "".join(found)
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value).split("+")[0]
+
+
+# ---------------------------------------------------------------------------------- README
+
+
+def readme_blocks(shown: Shown) -> dict[str, str]:
+    """The summary and the table of the first page."""
+    return {"summary": _summary(shown), "results": _table(shown, _PRODUCTION, more=_SLOW)}
+
+
+def _summary(shown: Shown) -> str:
+    """What came out, in sentences that are true of any campaign."""
+    w, c, f = shown.winner, shown.campaign, shown.fingerprint
+    many = len(shown.tuned)
+    lines = [
+        f"Geomean over {many} shapes of `gpu` time on one {w.gpu}, at the gates that models ship: "
+        f"**{_us(w.score_us)} us** for ours, `{w.schedule_key}`. Against what else was timed in "
+        "that job:",
+        "",
+        *(f"* {_against(shown, control)}" for control in shown.controls),
+    ]
+    if shown.steady is not None and w.slow_us is not None:
+        s = shown.steady
+        assert s.slow_us is not None
+        lines += [
+            f"* our own `{s.schedule_key}`, the fastest whose time does not depend on the gates: "
+            f"{_us(s.score_us)} us, and {_us(s.slow_us)} us on slow gates, where the winner takes "
+            f"{_us(w.slow_us)}",
+        ]
+    timed = sum(t.score_us is not None for t in shown.store.list_trials(c.id))
+    asked = _list(f"`{x}`" for x in _left_out(shown))
+    lines += [
+        "",
+        f"{c.created_at:%Y-%m-%d}, driver {_text(f.get('driver'))}, CUDA {_text(f.get('cuda'))}, "
+        f"torch {_text(f.get('torch'))}, {_compiler(shown)}; `factory launch {c.name}`, "
+        f"{c.budget} schedules, {timed} timed, controls drifted {shown.job.drift:.2%}."
+        + (f" Not in this job: {asked}." if asked else ""),
+    ]
+    return "\n".join(lines)
+
+
+def _against(shown: Shown, control: str) -> str:
+    times = shown.times(shown.winner)
+    words = []
+    for column, where in ((_PRODUCTION, ""), (_SLOW, " on slow gates")):
+        mine = times.of(None, column, shown.tuned)
+        theirs = times.of(control, column, shown.tuned)
+        if mine[-1] is None or theirs[-1] is None:
+            if column is _SLOW:
+                words.append("no time on slow gates")
+            continue
+        ratio = mine[-1] / theirs[-1]
+        lost = [
+            f"`{name}`"
+            for name, a, b in zip(shown.tuned, mine, theirs, strict=False)
+            if a is not None and b is not None and a > b
+        ]
+        much = f"{1 / ratio:.2f} times as fast" if ratio < 1 else f"{ratio:.2f} times as slow"
+        said = f"{_us(theirs[-1])} us{where}, ours {much}"
+        if lost and column is _PRODUCTION:
+            few = len(lost) <= _NAMED
+            said += f", slower on {_list(lost) if few else f'{len(lost)} of {len(shown.tuned)}'}"
+        words.append(said)
+    return f"`{control}`: " + "; ".join(words)
+
+
+def _compiler(shown: Shown) -> str:
+    f = shown.fingerprint
+    if f.get("dsl"):
+        return f"nvidia-cutlass-dsl {f['dsl']}"
+    return _text(f.get("ptxas")).replace("-libs-base", "")
+
+
+def _left_out(shown: Shown) -> list[str]:
+    """Baselines of the operation that have no complete time here."""
+    known = [b.name for b in candidates.baselines(shown.campaign.operation)]
+    return [b for b in known if b not in shown.controls and b != "torch"]
+
+
+def _table(shown: Shown, column: Column, *, more: Column | None = None) -> str:
+    """Each shape: the floor, the controls, ours; the fastest in bold."""
+    who: list[tuple[LeaderboardRow, str | None]]
+    who = [(shown.winner, c) for c in shown.controls] + [(r, None) for r in shown.ours]
+    heads = [*shown.controls, *map(shown.name, shown.ours)]
+
+    def lines_of(at: Column) -> list[Sequence[float | None]]:
+        return list(
+            zip(*(shown.times(row).of(name, at, shown.tuned) for row, name in who), strict=True)
+        )
+
+    lines = [
+        [f"`{name}`", _us(floor), *_least(values)]
+        for name, floor, values in zip(
+            [*shown.tuned, "geomean"], shown.floors, lines_of(column), strict=True
+        )
+    ]
+    lines[-1][0] = "geomean"
+    if more is not None:
+        lines.append(["geomean, slow gates", _us(shown.floors[-1]), *_least(lines_of(more)[-1])])
+    return table("shape | floor | " + " | ".join(heads), lines)
+
+
+# ----------------------------------------------------------------------------- results.md
+
+
+def results_blocks(shown: Shown) -> dict[str, str]:
+    """Every table of the page of results."""
+    w = shown.winner
+    found = {
+        "run": _run(shown),
+        "ranked": _ranked(shown),
+        "rejected": _rejected(shown),
+        "finals": _finals(shown),
+        "cost model": _cost_model(shown),
+        "slow gates": _table(shown, _SLOW),
+        "winner": f"Trial {w.id}, `{w.schedule_key}`.\n\n{_times(shown, w, None)}",
+        "controls": "\n\n".join(
+            f"### {c}\n\n{_times(shown, w, c)}" for c in shown.times(w).controls
+        ),
+        "held-out": _held_out(shown),
+        "errors": table(
+            "regime | o, max | o, rms | final_state, max | final_state, rms",
+            _errors(leaderboard.worst_errors(shown.store, w.id)),
+        ),
+        "control errors": table(
+            "control | regime | o, max | o, rms | final_state, max | final_state, rms",
+            (
+                [f"`{name}`", *line]
+                for name, errors in (shown.job.details.get("control_errors") or {}).items()
+                for line in _errors(errors)
+            ),
+        ),
+        "left out": _missing(shown),
+    }
+    found["steady"] = (
+        "The winner is that itself."
+        if shown.steady is None
+        else f"Trial {shown.steady.id}, `{shown.steady.schedule_key}`.\n\n"
+        f"{_times(shown, shown.steady, None)}"
+    )
+    return found
+
+
+def _run(shown: Shown) -> str:
+    c, f, job = shown.campaign, shown.fingerprint, shown.job
+    verdicts = Counter(t.status.value for t in shown.store.list_trials(c.id))
+    throttled = job.details.get("throttled") or ()
+    lines = {
+        "command": f"`factory launch {c.name}`: {c.budget} schedules",
+        "campaign": f"`{c.id}`, {c.created_at:%Y-%m-%d}, {c.created_at:%H:%M} to "
+        f"{c.updated_at:%H:%M} UTC",
+        "machine": f"one {f.get('gpu')} ({f.get('sku')}), {f.get('multiprocessors')} SMs, "
+        f"{f.get('max_sm_mhz')} MHz, {f.get('power_limit_w')} W; driver {f.get('driver')}, "
+        f"CUDA {f.get('cuda')}",
+        "toolchain": f"Python {f.get('python')}, torch {_text(f.get('torch'))}, {_compiler(shown)}",
+        "source of the kernels": f"sha256 `{c.source_hash[:12]}`...",
+        "verdicts": ", ".join(f"{n} {status}" for status, n in verdicts.most_common()),
+        "job": f"`{job.id}`, {job.status.value}; the largest drift of a control is "
+        f"{job.drift:.2%}; {len(throttled) or 'no'} times were refused for a low clock",
+        "controls": _list(f"`{x}`" for x in shown.times(shown.winner).controls),
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in lines.items())])
+
+
+def _ranked(shown: Shown) -> str:
+    control = next((r.control for r in shown.rows if r.control), None)
+    return table(
+        f"rank | trial | production | slow gates | / {control} | slower than it on | schedule",
+        (
+            [
+                *map(str, (r.rank, r.id)),
+                f"{r.score_us:.1f}",
+                "-" if r.slow_us is None else f"{r.slow_us:.1f}",
+                "-" if r.ratio is None else f"{r.ratio:.3f}",
+                "all" if len(r.losses) == len(shown.tuned) else ", ".join(r.losses),
+                f"`{r.schedule_key}`",
+            ]
+            for r in shown.rows
+        ),
+    )
+
+
+def _rejected(shown: Shown) -> str:
+    failed = leaderboard.rejected(shown.store, campaign_id=shown.campaign.id)
+    return table(
+        "trial | stage | schedule | reason",
+        ([str(r.id), r.stage, f"`{r.schedule_key}`", r.reason] for r in failed),
+    )
+
+
+def _finals(shown: Shown) -> str:
+    rows = leaderboard.finals(shown.store, shown.campaign.id)
+    if not rows:
+        return "The campaign had no finals."
+    first = next((r for r in rows if r.rank == 1), None)
+    tied = [r for r in rows if first is not None and r.group == first.group]
+    lines = table(
+        "rank | trial | production | slow gates | held out | schedule",
+        (
+            [
+                "-" if r.rank is None else str(r.rank),
+                str(r.id),
+                *map(_us, (r.score_us, r.slow_us, r.held_out_us)),
+                f"`{r.schedule_key}`",
+            ]
+            for r in rows
+        ),
+    )
+    if first is None:
+        return f"{lines}\n\nNo finalist met every workload, so there is no winner."
+    words = [f"Trial {first.id} is the winner"]
+    if len(tied) > 1:
+        words.append(f"not told apart from {_list(f'trial {r.id}' for r in tied[1:])}")
+    for control in shown.controls:
+        times = shown.times(shown.winner)
+        mine, theirs = (times.of(who, _FINALS, shown.tuned)[-1] for who in (None, control))
+        if first.id == shown.winner.id and mine is not None and theirs is not None:
+            words.append(
+                f"{mine / theirs:.3f} of the time of `{control}` in the same rounds "
+                f"({_us(theirs)} us)"
+            )
+    return f"{lines}\n\n{'; '.join(words)}."
+
+
+def _cost_model(shown: Shown) -> str:
+    """How well the model had ordered, and what it promised."""
+    from scipy.stats import spearmanr
+
+    family = candidates.get(shown.campaign.family)
+    pairs: list[tuple[str, float, float]] = []
+    for r in shown.rows:
+        guess = model(shown.operation, family, family.schedule(r.schedule)).score_us
+        assert guess is not None
+        pairs.append((str(r.schedule.get("form", "all")), guess, r.score_us))
+    lines = []
+    for form in ["", *dict.fromkeys(p[0] for p in pairs)]:
+        mine = [p for p in pairs if form in ("", p[0])]
+        if len(mine) < 2:
+            continue
+        correlation = spearmanr([p[1] for p in mine], [p[2] for p in mine]).statistic
+        ratios = [p[1] / p[2] for p in mine]
+        lines.append(
+            [
+                f"`form={form}`" if form else "all",
+                str(len(mine)),
+                f"{correlation:.2f}",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+            ]
+        )
+    return table("schedules | timed | rank correlation | modelled over measured", lines)
+
+
+def _times(shown: Shown, row: LeaderboardRow, who: str | None) -> str:
+    """One contestant on every shape, by each clock that was read."""
+    times = shown.times(row)
+    columns = {c.head: times.of(who, c, shown.tuned) for c in CLOCKS}
+    columns = {c: v for c, v in columns.items() if any(x is not None for x in v)}
+    heads = [*(f"`{name}`" for name in shown.tuned), "geomean"]
+    return table(
+        "shape | " + " | ".join(columns),
+        ([head, *(_us(v[i]) for v in columns.values())] for i, head in enumerate(heads)),
+    )
+
+
+def _held_out(shown: Shown) -> str:
+    rows = leaderboard.finals(shown.store, shown.campaign.id)
+    placed = {r.id: r for r in shown.rows}
+    finalists = [placed[f.id] for f in rows if f.id in placed]
+    if not finalists:
+        return "Nothing met them."
+    held = [w.name for w in shown.operation.held_out()]
+    met = [shown.times(r).of(None, _FINALS, held) for r in finalists]
+    heads = [*(f"`{name}`" for name in held), "geomean"]
+    return table(
+        "workload | " + " | ".join(f"trial {r.id}" for r in finalists),
+        ([head, *(_us(v[i]) for v in met)] for i, head in enumerate(heads)),
+    )
+
+
+def _errors(found: Iterable[leaderboard.WorstError | dict[str, Any]]) -> Iterator[list[str]]:
+    """Largest max and rms of each regime's outputs."""
+    worst: dict[str, dict[str, list[float]]] = {}
+    for e in (e if isinstance(e, dict) else e.model_dump() for e in found):
+        if not e["out_of_contract"]:
+            pair = worst.setdefault(e["regime"], {}).setdefault(e["tensor"], [0.0, 0.0])
+            sizes = (e["max_rel"], e["rms_rel"])
+            pair[:] = (
+                max(p, float("inf") if x is None else x) for p, x in zip(pair, sizes, strict=True)
+            )
+    for regime, of in worst.items():
+        yield [f"`{regime}`", *(f"{x:.1e}" for name in ("o", "final_state") for x in of[name])]
+
+
+def _missing(shown: Shown) -> str:
+    """What this job cannot say, counted."""
+    family = candidates.get(shown.campaign.family)
+    offered = {s.key for space in family.presets() for s in family.offered(space)}
+    asked = set(shown.campaign.config.get("controls") or ())
+    there = set(shown.times(shown.winner).controls)
+    lines = [
+        f"`{name}`: {'asked for, and has no time' if name in asked else 'not asked for'}"
+        for name in _left_out(shown)
+        if name not in there
+    ]
+    lines += [f"`{name}`: not timed on every shape" for name in _left_out(shown) if name in there]
+    met = {t.schedule_key for t in shown.store.list_trials(shown.campaign.id)}
+    lines.append(f"{len(offered - met)} other schedules that the family offers")
+    return "\n".join(f"* {line}" for line in lines)
+
+
+# ------------------------------------------------------------------------------ kernel.md
+
+
+def kernel_blocks(shown: Shown) -> dict[str, str]:
+    """The winner by shape: how it is cut at production gates, and its times over the floor."""
+    times = shown.times(shown.winner)
+    warm, slow = (times.of(None, c, shown.tuned) for c in (_PRODUCTION, _SLOW))
+    fused = shown.winner.schedule.get("form") == "fused"
+    sms = int(str(shown.fingerprint["multiprocessors"]))
+    lines = []
+    for n, name in enumerate(shown.tuned):
+        w = shown.operation.workloads[name]
+        lengths, heads = w.lengths, w.heads  # type: ignore[attr-defined]
+        cut = ["-", "-"]
+        if fused:
+            waves = int(shown.winner.schedule["waves"])
+            chunks = -(-lengths[0] // BT)
+            parts = max(min(pieces_of(waves, len(lengths), heads, sms), chunks // 2), 1)
+            ends = [chunks * i // parts for i in range(parts + 1)]
+            longest = max(ends[i + 1] - ends[i] + min(SHORT, ends[i]) for i in range(parts))
+            cut = [str(len(lengths) * heads * parts), str(longest)]
+        us, floor = warm[n], shown.floors[n]
+        over = "-" if us is None else f"{us / floor:.1f}"
+        lines.append([f"`{name}`", *cut, _us(floor), _us(us), over, _us(slow[n])])
+    head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
+    return {"fused": table(head, lines)}

@@ -1,0 +1,99 @@
+"""What the pages show of data is what the shipped results and the code say.
+
+After a change of either, ``make docs-data`` renders all of it again, in place.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import leaderboard  # noqa: E402
+from docs.data import everything  # noqa: E402
+from docs.data.pages import marks, spliced  # noqa: E402
+from docs.data.ship import ship  # noqa: E402
+from docs.data.shown import Shown, choose  # noqa: E402
+
+RENDERED = [*everything.PAGES, everything.EXAMPLE, everything.PICTURE]
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Shown]:
+    with leaderboard.shipped_store() as store:
+        yield choose(store)
+
+
+@pytest.fixture(scope="module")
+def rendered(shown: Shown) -> dict[str, str]:
+    return everything.pages(shown, run=False) | everything.reports(shown)
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_data_on_the_pages_are_those_of_the_shipped_results(
+    rendered: dict[str, str], name: str
+) -> None:
+    there = (ROOT / name).read_text("utf-8")
+    same = there == rendered[name]
+    assert same, f"{name} is not what the shipped results give; run: make docs-data"
+
+
+@pytest.mark.parametrize("name", everything.PAGES)
+def test_every_block_of_a_page_is_rendered(shown: Shown, name: str) -> None:
+    page = (ROOT / name).read_text("utf-8")
+    opened = re.findall(r"^<!-- ([\w -]+) -->$", page, re.M)
+    assert opened == marks(page), f"{name} has a block that does not end"
+    wanted = {*everything.blocks_of(name, shown)} | ({"example"} if name == "README.md" else set())
+    assert set(opened) == wanted
+
+
+def test_a_block_is_put_in_place_and_the_rest_is_left_alone() -> None:
+    page = "a\n<!-- x y -->\nold\n\nold\n<!-- /x y -->\nb\n"
+    assert spliced(page, {"x y": "new"}) == "a\n<!-- x y -->\n\nnew\n\n<!-- /x y -->\nb\n"
+    with pytest.raises(KeyError):
+        spliced(page, {"other": "new"})
+
+
+def test_the_summary_says_what_the_leaderboard_says(shown: Shown) -> None:
+    """Read back from the page, by another way than it was rendered."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    first = leaderboard.winner(shown.store, shown.campaign.id)
+    assert first is not None
+    assert f"`{first.schedule_key}`" in page
+    for control in shown.controls:
+        against = leaderboard.ratio(shown.store, first.id, control)
+        lost = [s.workload for s in against.shapes if s.ratio > 1]
+        found = re.search(rf"\* `{control}`: (.*)", page)
+        assert found is not None, control
+        much = f"{1 / against.ratio:.2f} times as fast"
+        assert (much if against.ratio < 1 else f"{against.ratio:.2f} times as slow") in found[1]
+        assert ("slower on" in found[1]) == bool(lost)
+        if len(lost) <= 3:
+            said = found[1].split(";")[0]
+            assert re.findall(r"`([^`]+)`", said) == lost
+
+
+def test_a_shipped_campaign_gets_a_file_of_its_own(shown: Shown, tmp_path: Path) -> None:
+    path = ship(shown.store, shown.campaign, tmp_path)
+    assert path.name.startswith("kda_prefill-h200-")
+    with leaderboard.open_store(f"sqlite:///{tmp_path}/again.db") as store:
+        leaderboard.import_file(store, path)
+        again = choose(store)
+        assert [r.uid for r in again.rows] == [r.uid for r in shown.rows]
+
+
+def test_what_is_not_measured_is_not_shipped(shown: Shown, tmp_path: Path) -> None:
+    running = shown.campaign.model_copy(update={"status": leaderboard.CampaignStatus.RUNNING})
+    with pytest.raises(ValueError, match="not finished"):
+        ship(shown.store, running, tmp_path)
+    with leaderboard.open_store(f"sqlite:///{tmp_path}/modelled.db") as store:
+        empty = store.create_campaign(shown.campaign)
+        with pytest.raises(ValueError, match="no measured time"):
+            ship(store, empty, tmp_path)
+    assert not list(tmp_path.glob("*.jsonl"))
