@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
-from .entry import Config, FusedConfig, boundary_words
+from .config import Config, FusedConfig, boundary_words
 from .fused import Fused
 from .fused_plan import BT
 from .image import HEAD, ImageLayout
