@@ -66,7 +66,7 @@ def compiled(
     if isinstance(config, FusedConfig):
         if config.waves != 1:  # a number at the launch: one function serves all
             return compiled(replace(config, waves=1), with_state, options)
-        return host.compile_fused(config, with_state)
+        return host.compile_fused(config, with_state, options)
     return host.compile_call(config, with_state)
 
 
@@ -142,7 +142,10 @@ def _enqueue_fused(
     A_log=None, dt_bias=None, lower_bound=None,
 ) -> None:  # fmt: skip
     """Launch; the fused kernel needs no scratch."""
-    function(q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces)
+    function(
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces,
+        A_log, dt_bias, lower_bound,
+    )  # fmt: skip
 
 
 def _enqueue(
@@ -274,7 +277,8 @@ def _prefill(
         gate=gate, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
         beta_logits=beta_logits, l2norm=l2norm,
     )  # fmt: skip
-    arguments.decline_for_split(options)
+    if isinstance(config, Config):
+        arguments.decline_for_split(options)
     scale = DEFAULT_SCALE if scale is None else arguments.finite("scale", scale)
     if lower_bound is not None:
         lower_bound = float(lower_bound)
@@ -310,11 +314,11 @@ def _call(
     elif final_state is False:
         final_state = None
     o = out
-    if cu_seqlens is None:
+    if cu_seqlens is None and isinstance(config, Config):  # split kernels know offsets only
         B, T = q.shape[:2]
         cu_seqlens = torch.arange(B + 1, dtype=torch.int32, device=q.device).mul_(T)
         q, k, v, g, beta, o = (x.view(B * T, *x.shape[2:]) for x in (q, k, v, g, beta, out))
-    prepare(config, v, cu_seqlens, initial_state)(
+    prepare(config, v, cu_seqlens, initial_state, options)(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, o, final_state,
         A_log, dt_bias, lower_bound,
     )  # fmt: skip

@@ -170,9 +170,10 @@ class LoadedSchedule:
         if args[-1] is None:
             raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
         options = entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
-        entry.arguments.decline_for_split(options)
+        if isinstance(self.config, Config):
+            entry.arguments.decline_for_split(options)
         launcher = _compile(
-            lambda: entry.prepare(self.config, args[2], args[-1], state), str(self.config)
+            lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
         )
         call = functools.partial(
             launcher,
