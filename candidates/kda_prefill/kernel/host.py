@@ -160,7 +160,7 @@ class _FusedArguments:
         H, HV, N = (cute.sym_int() for _ in range(3))
         if options.compact:
             HV = H
-        lead = (cute.sym_int(),)
+        lead: tuple[Any, ...] = (cute.sym_int(),)
         self.CU = None
         if options.offsets == "equal":
             lead = (N, cute.sym_int())
