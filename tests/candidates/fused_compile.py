@@ -15,13 +15,20 @@ from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.image import ImageLayout
+from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 LAYOUT = ImageLayout(BT)
 
 
 @functools.cache
-def compiled_fused(frame: str, builders: int, with_state: bool, remarks: bool = False) -> Any:
+def compiled_fused(
+    frame: str,
+    builders: int,
+    with_state: bool,
+    remarks: bool = False,
+    options: Options = PLAIN,
+) -> Any:
     """(compiled function, cubin, PTX) of one variant."""
     require_dsl()
     from cutlass import cute
@@ -29,7 +36,7 @@ def compiled_fused(frame: str, builders: int, with_state: bool, remarks: bool = 
     from candidates.kda_prefill.kernel import host
     from candidates.kda_prefill.kernel.entry import FusedConfig
 
-    job, arguments = host.fused_job(FusedConfig(frame, builders), with_state)
+    job, arguments = host.fused_job(FusedConfig(frame, builders), with_state, options)
     with tempfile.TemporaryDirectory() as folder:
         options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
         if remarks:
@@ -66,6 +73,7 @@ def run_fused(
     pieces: int,
     order: int | None = None,
     offsets: list[int] | None = None,
+    options: Options = PLAIN,
 ) -> dict[str, torch.Tensor]:
     """What the compiled kernel returns for inputs on the CPU.
 
@@ -74,49 +82,82 @@ def run_fused(
     frame, builders : str, int
         The variant.
     inputs : Mapping
-        As an operation generates them.
+        As an operation generates them; in the form of ``options`` with strides, ``A_log``,
+        ``dt_bias`` and ``lower_bound`` of their own.
     pieces : int
         Per sequence, at most.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
         Passed instead of the inputs' own.
+    options : Options
+        The form of ``inputs``.
     """
-    plan = FusedPlan(frame, builders)
+    plan = FusedPlan(frame, builders, scales=options.l2norm)
     state = inputs["initial_state"]
-    program = Program(compiled_fused(frame, builders, state is not None)[2])
-    T, H, _ = inputs["q"].shape
-    raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
-    N = len(raw) - 1
+    program = Program(compiled_fused(frame, builders, state is not None, options=options)[2])
+    T, H = inputs["v"].shape[-3:-1]
+    equal = options.offsets == "equal"
+    if equal:
+        N = inputs["v"].shape[0]
+        T = N * T
+    else:
+        raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
+        N = len(raw) - 1
     memory = Memory()
 
     def tensor(array: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
         data = struct.pack("<Q", memory.add(array)) + struct.pack(f"<{len(shape)}i", *shape)
         return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
 
-    def tokens(x: np.ndarray) -> bytes:
-        return tensor(x, (T, H), (H * 128,))
+    def given(x: torch.Tensor, channels: bool = True) -> bytes:
+        """An input as the kernel sees it: its own strides, where they are not compact."""
+        if equal:
+            x = x.flatten(0, 1)
+        shape, strides = tuple(x.shape), x.stride()
+        base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+        bits = base.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
+        if channels:
+            shape, strides = shape[:-1], strides[:-1]
+        if options.compact:
+            strides = strides[:1]
+        return tensor(bits[x.storage_offset() :], shape, strides)
 
-    def words(x: torch.Tensor) -> np.ndarray:
-        return x.contiguous().view(torch.int16).numpy()
+    def states(kind: str | None) -> np.ndarray:
+        if kind == "bfloat16":
+            return np.full((N, H, 128, 128), 0x7FC0, np.uint16)
+        return np.full((N, H, 128, 128), np.nan, np.float32)
 
-    o = np.full((T, H, 128), 0x7FC0, np.uint16)  # NaN
-    final = np.full((N, H, 128, 128), np.nan, np.float32)
-    parameters = [tokens(words(inputs[name])) for name in ("q", "k", "v")]
-    parameters += [
-        tokens(inputs["g"].numpy()),
-        tensor(inputs["beta"].numpy(), (T, H), (H,)),
-        tensor(np.array(raw, np.int32), (N + 1,), ()),
-    ]
+    o, final = np.full((T, H, 128), 0x7FC0, np.uint16), states(options.final_state)  # NaN
+    parameters = [given(inputs[name]) for name in ("q", "k", "v", "g")]
+    parameters.append(given(inputs["beta"], channels=False))
+    if equal:
+        parameters.append(struct.pack("<i", T // N))
+    else:
+        kind = np.int64 if options.offsets == "int64" else np.int32
+        parameters.append(tensor(np.array(raw, kind), (N + 1,), ()))
     if state is not None:
-        parameters.append(tensor(state.numpy(), (N, H), (H * 16384,)))
-    parameters += [tokens(o), tensor(final, (N, H), (H * 16384,))]
+        bits = state.view(torch.int16) if state.element_size() == 2 else state
+        parameters.append(tensor(bits.numpy(), (N, H), (H * 16384,)))
+    parameters.append(tensor(o, (T, H), (H * 128,)))
+    if options.final_state is not None:
+        parameters.append(tensor(final, (N, H), (H * 16384,)))
     parameters += [struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
+    if options.raw_gate:
+        parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
+    if options.bias:
+        parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
+    if options.gate == "safe":
+        parameters.append(struct.pack("<f", inputs["lower_bound"]))
     count = N * pieces * H
     for index in range(count):
         rng = None if order is None else random.Random(1000 * order + index)
         Cta(
             program, memory, parameters, index, count, plan.smem_bytes, plan.stage, PARTS, rng
         ).run()
-    out = torch.from_numpy(o.view(np.int16)).view(torch.bfloat16)
-    return {"o": out, "final_state": torch.from_numpy(final)}
+    out = {"o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16)}
+    if options.final_state is not None:
+        words = final.view(np.int16) if final.dtype == np.uint16 else final
+        got = torch.from_numpy(words)
+        out["final_state"] = got.view(torch.bfloat16) if final.dtype == np.uint16 else got
+    return out

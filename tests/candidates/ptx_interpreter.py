@@ -341,7 +341,7 @@ class Cta:
 
     def _ld(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         names = self._names(a[0])
-        size = 8 if parts[-1] == "b64" else 4
+        size = {"b64": 8, "b16": 2}.get(parts[-1], 4)
         if parts[1] == "param":
             match = re.match(r"\[\w+_param_(\d+)(?:\+(\d+))?\]", a[1])
             assert match is not None
@@ -548,6 +548,8 @@ class Cta:
         if "bf16x2" in parts:
             high, low = (_round_bf16(self._get(x, "f32")) for x in a[1:])
             self._put(a[0], high << np.uint32(16) | low, mask)
+        elif parts[-1] == "bf16":
+            self._put(a[0], _bf16(self._get(a[1], "u16")), mask)
         elif "bf16" in parts:
             self._put(a[0], _round_bf16(self._get(a[1], "f32")).astype(np.uint16), mask)
         else:
@@ -643,6 +645,8 @@ _UNARY: dict[str, Any] = {
     "abs": np.abs,
     "neg": np.negative,
     "sqrt": np.sqrt,
+    "rcp": lambda x: np.divide(1, x, where=x != 0, out=np.full_like(x, np.inf)),
+    "rsqrt": lambda x: np.divide(1, np.sqrt(x), where=x != 0, out=np.full_like(x, np.inf)),
     "lg2": lambda x: np.log2(x, where=x != 0, out=np.full_like(x, -np.inf)),
     "ex2": lambda x: _flushed(np.exp2(x.astype(np.float64)).astype(np.float32)),
 }

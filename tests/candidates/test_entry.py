@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from candidates.kda_prefill.kernel import entry
-from candidates.kda_prefill.kernel.entry import Config, kda_prefill
+from candidates.kda_prefill.kernel import arguments, entry
+from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
+from candidates.kda_prefill.kernel.image import ImageLayout
 
 CONFIG = Config(bt=32, anchor="mid")
 
@@ -18,7 +19,7 @@ def launched(monkeypatch):
     """Serve CPU tensors with a function that records its arguments and fills the outputs."""
     calls = []
 
-    def compiled(config, with_state):
+    def compiled(config, with_state, options=None):
         def function(*args):
             calls.append((config, with_state, args))
             args[7].fill_(1.0)
@@ -26,9 +27,10 @@ def launched(monkeypatch):
 
         return function
 
-    monkeypatch.setattr(entry, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "_sms", lambda device: 132)
     return calls
 
 
@@ -70,7 +72,7 @@ def test_scratch_is_sized_by_slots_and_new_in_each_call(launched):
     first, second = (args[9] for _, _, args in launched)
     unroll = CONFIG.unroll
     assert first.shape[0] == unroll * (37 // (32 * unroll) + 2)
-    assert first.shape[1:] == (3, entry.ImageLayout(32).elements)
+    assert first.shape[1:] == (3, ImageLayout(32).elements)
     assert first.dtype == torch.bfloat16
     assert first.data_ptr() != second.data_ptr()
 
@@ -95,6 +97,29 @@ def test_batch_without_offsets_is_equal_sequences(launched):
     assert o.shape == (3, 20, 3, 128)
     assert final_state.shape == (3, 3, 128, 128)
     assert torch.all(o == 1)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [None, DEFAULT, {"form": "fused", "frame": "middle", "builders": 3, "waves": 1}],
+)
+def test_a_fused_kernel_is_the_default_and_may_be_named(launched, schedule):
+    x = tensors()
+    o, final_state = kda_prefill(**x, schedule=schedule)
+    ((config, with_state, args),) = launched
+    assert config == FusedConfig("middle", 3)
+    assert not with_state
+    assert args[0] is x["q"]
+    assert args[7] is o
+    assert args[8] is final_state
+    assert args[9] == 1 / math.sqrt(128)
+    assert args[10] == 132 // 6  # pieces of each of 2 sequences of 3 heads
+
+
+def test_a_fused_kernel_declines_a_state_in_place(launched):
+    state = states()
+    with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
+        kda_prefill(**tensors(), initial_state=state, final_state=state)
 
 
 def test_given_outputs_are_written_and_returned(launched):
@@ -138,11 +163,16 @@ def test_state_may_be_updated_in_place(launched):
         )  # fmt: skip
 
 
-def strided(x):
-    """Equal values behind a stride that is not compact."""
+def apart(x):
+    """Equal values, every other element."""
     wide = torch.empty(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
-    view = wide[..., : x.shape[-1]]
-    return view.copy_(x)
+    return wide[..., ::2].copy_(x)
+
+
+def padded(x):
+    """Equal values, rows with 2 bytes between them."""
+    wide = torch.empty(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)
+    return wide[..., : x.shape[-1]].copy_(x)
 
 
 def shifted(x):
@@ -153,13 +183,14 @@ def shifted(x):
 
 REFUSED = {
     "q in fp16": (lambda x: {"q": x["q"].half()}, TypeError, "q is float16"),
+    "q in fp64": (lambda x: {"q": x["q"].double()}, TypeError, "q is float64"),
     "v in fp32": (lambda x: {"v": x["v"].float()}, TypeError, "v is float32"),
-    "g in bf16": (lambda x: {"g": x["g"].bfloat16()}, TypeError, "g is bfloat16"),
-    "beta in bf16": (lambda x: {"beta": x["beta"].bfloat16()}, TypeError, "beta is bfloat16"),
-    "offsets in int64": (
-        lambda x: {"cu_seqlens": x["cu_seqlens"].long()},
+    "g in fp16": (lambda x: {"g": x["g"].half()}, TypeError, "g is float16"),
+    "beta in fp64": (lambda x: {"beta": x["beta"].double()}, TypeError, "beta is float64"),
+    "offsets in int16": (
+        lambda x: {"cu_seqlens": x["cu_seqlens"].short()},
         TypeError,
-        "cu_seqlens is int64",
+        "cu_seqlens is int16",
     ),
     "offsets as a list": (lambda x: {"cu_seqlens": [0, 37]}, TypeError, "cu_seqlens must be"),
     "no offsets at all": (
@@ -172,32 +203,49 @@ REFUSED = {
         ValueError,
         "cu_seqlens must be",
     ),
+    "offsets with gaps": (
+        lambda x: {"cu_seqlens": x["cu_seqlens"].repeat_interleave(2)[::2]},
+        ValueError,
+        "cu_seqlens has strides",
+    ),
     "q is no tensor": (lambda x: {"q": 3}, TypeError, "q must be a torch.Tensor"),
+    "g is no tensor": (lambda x: {"g": None}, TypeError, "g must be a torch.Tensor"),
     "head size 64": (lambda x: {n: x[n][..., :64].contiguous() for n in "qkv"}, ValueError, "64"),
-    "grouped heads": (
+    "value heads that are no multiple": (
+        lambda x: {"v": torch.cat([x["v"], x["v"][:, :1]], 1)},
+        ValueError,
+        "v has 4 heads, which is no multiple of the 3",
+    ),
+    "gates of too few value heads": (
         lambda x: {"v": torch.cat([x["v"], x["v"]], 1)},
         ValueError,
-        r"v must be \[37, 3, 128\]",
+        r"g must be \[37, 6, 128\]",
     ),
     "fewer keys": (lambda x: {"k": x["k"][:-1]}, ValueError, "k must be"),
     "gate per head": (lambda x: {"g": x["g"][..., 0].contiguous()}, ValueError, "g must be"),
     "beta per channel": (lambda x: {"beta": x["g"]}, ValueError, "beta must be"),
     "batch beside offsets": (lambda x: {"q": x["q"][None]}, ValueError, "q must be"),
     "no offsets for packed": (lambda x: {"cu_seqlens": None}, ValueError, "without cu_seqlens"),
-    "q strided": (lambda x: {"q": strided(x["q"])}, ValueError, "q has strides"),
-    "v strided": (lambda x: {"v": strided(x["v"])}, ValueError, "v has strides"),
-    "beta strided": (lambda x: {"beta": strided(x["beta"])}, ValueError, "beta has strides"),
+    "q's channels apart": (lambda x: {"q": apart(x["q"])}, ValueError, "q has strides"),
+    "v's channels apart": (lambda x: {"v": apart(x["v"])}, ValueError, "v has strides"),
+    "k's rows at odd bytes": (lambda x: {"k": padded(x["k"])}, ValueError, "k has strides"),
     "k misaligned": (lambda x: {"k": shifted(x["k"])}, ValueError, "k must start on"),
     "k elsewhere": (lambda x: {"k": x["k"].to("meta")}, ValueError, "k is on meta"),
+    "g negated in a view": (
+        lambda x: {"g": torch._neg_view(x["g"])},
+        ValueError,
+        "g is a view that negates",
+    ),
+    "beta the imaginary part of a conjugate": (
+        lambda x: {"beta": torch.complex(x["beta"], x["beta"]).conj().imag},
+        ValueError,
+        "beta is a view that negates",
+    ),
+    "v sparse": (lambda x: {"v": x["v"].to_sparse()}, ValueError, "v is sparse_coo"),
     "offsets elsewhere": (
         lambda x: {"cu_seqlens": x["cu_seqlens"].to("meta")},
         ValueError,
         "cu_seqlens is on meta",
-    ),
-    "state in bf16": (
-        lambda x: {"initial_state": states().bfloat16()},
-        TypeError,
-        "initial_state is bfloat16",
     ),
     "state in fp16": (
         lambda x: {"initial_state": states().half()},
@@ -217,26 +265,157 @@ REFUSED = {
     "out in fp32": (lambda x: {"out": x["g"]}, TypeError, "out is float32"),
     "out of another shape": (lambda x: {"out": x["q"][1:].clone()}, ValueError, "out must be"),
     "out over q": (lambda x: {"out": x["q"]}, ValueError, "out shares memory with q"),
-    "state out in bf16": (
-        lambda x: {"final_state": states().bfloat16()},
+    "final state is no tensor": (
+        lambda x: {"final_state": True},
         TypeError,
-        "final_state is bfloat16",
+        "final_state must be a torch.Tensor",
+    ),
+    "state out in fp16": (
+        lambda x: {"final_state": states().half()},
+        TypeError,
+        "final_state is float16",
     ),
     "scale is text": (lambda x: {"scale": "0.5"}, TypeError, "scale must be a number"),
     "scale is NaN": (lambda x: {"scale": math.nan}, ValueError, "scale is nan"),
-    "safe gate": (lambda x: {"gate": "safe"}, ValueError, "gate='safe'"),
-    "lower bound": (lambda x: {"lower_bound": -5.0}, ValueError, "lower_bound is not served"),
-    "A_log": (lambda x: {"A_log": torch.zeros(3)}, ValueError, "A_log is not served"),
-    "dt_bias": (lambda x: {"dt_bias": torch.zeros(3, 128)}, ValueError, "dt_bias is not served"),
-    "beta logits": (lambda x: {"beta_logits": True}, ValueError, "beta_logits is not served"),
-    "l2norm": (lambda x: {"l2norm": True}, ValueError, "l2norm is not served"),
+    "scale beyond fp32": (lambda x: {"scale": 1e39}, ValueError, "finite in float32"),
+    "unknown gate": (lambda x: {"gate": "tanh"}, ValueError, "gate='tanh' is not one of"),
+    "lower bound of a log gate": (
+        lambda x: {"lower_bound": -5.0},
+        ValueError,
+        "lower_bound is given, but gate='log'",
+    ),
+    "A_log of a log gate": (lambda x: {"A_log": torch.zeros(3)}, ValueError, "A_log is given"),
+    "bias of a log gate": (
+        lambda x: {"dt_bias": torch.zeros(3, 128)},
+        ValueError,
+        "dt_bias is given",
+    ),
+    "safe gate without A_log": (
+        lambda x: {"gate": "safe", "lower_bound": -5.0},
+        ValueError,
+        "gate='safe' needs A_log",
+    ),
+    "safe gate without a bound": (
+        lambda x: {"gate": "safe", "A_log": torch.zeros(3)},
+        ValueError,
+        "gate='safe' needs lower_bound",
+    ),
+    "safe gate of a positive bound": (
+        lambda x: {"gate": "safe", "A_log": torch.zeros(3), "lower_bound": 5.0},
+        ValueError,
+        "lower_bound=5.0 is not served",
+    ),
+    "safe gate below what is kept": (
+        lambda x: {"gate": "safe", "A_log": torch.zeros(3), "lower_bound": -101},
+        ValueError,
+        "lower_bound=-101 is not served",
+    ),
+    "softplus with a bound": (
+        lambda x: {"gate": "softplus", "A_log": torch.zeros(3), "lower_bound": -5.0},
+        ValueError,
+        "gate='softplus' has none",
+    ),
+    "A_log in bf16": (
+        lambda x: {"gate": "softplus", "A_log": torch.zeros(3).bfloat16()},
+        TypeError,
+        "A_log is bfloat16",
+    ),
+    "A_log of another length": (
+        lambda x: {"gate": "softplus", "A_log": torch.zeros(4)},
+        ValueError,
+        r"A_log must be \[3\]",
+    ),
+    "bias of one head": (
+        lambda x: {"gate": "softplus", "A_log": torch.zeros(3), "dt_bias": torch.zeros(128)},
+        ValueError,
+        r"dt_bias must be \[3, 128\]",
+    ),
+    "l2norm as a number": (lambda x: {"l2norm": 1}, TypeError, "l2norm must be True or False"),
     "unknown schedule name": (
         lambda x: {"schedule": {"bt": 32, "anchor": "mid", "stage": 3}},
         ValueError,
         "no 'stage'",
     ),
     "schedule without bt": (lambda x: {"schedule": {"anchor": "mid"}}, ValueError, "needs 'bt'"),
+    "schedule of an unknown bt": (
+        lambda x: {"schedule": {"bt": 48, "anchor": "mid"}},
+        ValueError,
+        "bt=48 is not one of",
+    ),
+    "schedule with bt as text": (
+        lambda x: {"schedule": {"bt": "32", "anchor": "mid"}},
+        ValueError,
+        "bt='32' is no positive int",
+    ),
+    "schedule of an unknown anchor": (
+        lambda x: {"schedule": {"bt": 32, "anchor": "middle"}},
+        ValueError,
+        "anchor='middle' is not one of",
+    ),
+    "schedule of odd segments": (
+        lambda x: {"schedule": {"bt": 32, "anchor": "mid", "segments": 3}},
+        ValueError,
+        "segments=3 is not one of",
+    ),
+    "schedule that is a text": (lambda x: {"schedule": "fused"}, TypeError, "schedule must be"),
+    "schedule of no known form": (
+        lambda x: {"schedule": {"form": "triton"}},
+        ValueError,
+        "form='triton'",
+    ),
+    "fused schedule without builders": (
+        lambda x: {"schedule": {"form": "fused", "frame": "middle"}},
+        ValueError,
+        "needs 'builders'",
+    ),
+    "fused schedule that would spill": (
+        lambda x: {"schedule": {"frame": "boundary", "builders": 3}},
+        ValueError,
+        "builders=3 with frame=boundary",
+    ),
+    "fused schedule of no waves": (
+        lambda x: {"schedule": {"frame": "middle", "builders": 3, "waves": 0}},
+        ValueError,
+        "waves=0 is no positive int",
+    ),
 }
+
+SPLIT_DECLINES = {
+    "raw gate": (lambda x: {"gate": "softplus", "A_log": torch.zeros(3)}, "gate='softplus'"),
+    "g in bf16": (lambda x: {"g": x["g"].bfloat16()}, "g in bfloat16"),
+    "beta in bf16": (lambda x: {"beta": x["beta"].bfloat16()}, "beta in bfloat16"),
+    "beta logits": (lambda x: {"beta_logits": True}, "beta_logits"),
+    "l2norm": (lambda x: {"l2norm": True}, "l2norm"),
+    "state in bf16": (
+        lambda x: {"initial_state": states().bfloat16()},
+        "initial_state in bfloat16",
+    ),
+    "state out in bf16": (
+        lambda x: {"final_state": states().bfloat16()},
+        "final_state in bfloat16",
+    ),
+    "no final state": (lambda x: {"final_state": False}, "final_state=False"),
+    "offsets in int64": (lambda x: {"cu_seqlens": x["cu_seqlens"].long()}, "cu_seqlens in int64"),
+    "slices of one projection": (
+        lambda x: dict(
+            zip("qkv", torch.cat([x[n] for n in "qkv"], -1).split(128, -1), strict=True)
+        ),
+        "not contiguous",
+    ),
+    "value heads": (
+        lambda x: {n: torch.cat([x[n], x[n]], 1) for n in ("v", "g", "beta")},
+        "more value heads than keys",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT_DECLINES)
+def test_split_schedules_decline_other_forms_by_name(launched, case):
+    change, message = SPLIT_DECLINES[case]
+    x = tensors()
+    with pytest.raises(ValueError, match=f"{message}.*not served by a split schedule"):
+        kda_prefill(**{**x, "schedule": CONFIG, **change(x)})
+    assert not launched
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -272,7 +451,7 @@ def test_cpu_tensors_are_refused():
 
 
 def test_too_many_rows_for_int32_offsets_are_refused(monkeypatch):
-    monkeypatch.setattr(entry, "DEVICE_TYPE", "meta")
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     q = torch.empty(2**31, 1, 128, dtype=torch.bfloat16, device="meta")
     with pytest.raises(ValueError, match="2147483648 rows"):
         entry.check(q, q, q, q, q, cu_seqlens=torch.empty(2, dtype=torch.int32, device="meta"))

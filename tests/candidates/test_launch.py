@@ -230,9 +230,9 @@ def test_a_bound_call_launches_on_the_given_outputs(monkeypatch):
     from candidates.kda_prefill.kernel import entry
 
     calls = []
-    monkeypatch.setattr(entry, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(entry.arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(
-        entry, "compiled", lambda config, state: lambda *a: calls.append((state, a))
+        entry, "compiled", lambda config, state, options: lambda *a: calls.append((state, a))
     )
     x = {n: torch.randn(9, 2, 128).bfloat16() for n in ("q", "k", "v")}
     x |= {"g": -torch.rand(9, 2, 128), "beta": torch.rand(9, 2), "initial_state": None}
@@ -253,7 +253,7 @@ def test_a_bound_call_launches_on_the_given_outputs(monkeypatch):
     assert args[9].data_ptr() != other[9].data_ptr()
     with pytest.raises(ValueError, match="cu_seqlens is None"):
         loaded.bind({**x, "cu_seqlens": None}, outputs)
-    with pytest.raises(TypeError, match="beta is bfloat16"):
+    with pytest.raises(ValueError, match="beta in bfloat16"):
         loaded.bind({**x, "beta": x["beta"].bfloat16()}, outputs)
 
 

@@ -9,122 +9,42 @@ DSL and TVM-FFI, and know nothing of schedule spaces, records or campaigns.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from . import arguments
+from .arguments import check
+from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
 from .fused_plan import pieces_of
-from .image import HEAD, ImageLayout, segment_entries, slots, unroll_of
+from .image import HEAD
+from .options import PLAIN, Options
 
-__all__ = ["Config", "FusedConfig", "check", "compiled", "kda_prefill", "launch", "workspace"]
+__all__ = [
+    "DEFAULT",
+    "Config",
+    "FusedConfig",
+    "Options",
+    "boundary_words",
+    "check",
+    "compiled",
+    "kda_prefill",
+    "launch",
+    "prepare",
+    "workspace",
+]
 
 DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
-MAX_ROWS = 2**31 - 1
-"""Offsets are int32."""
-
-DEVICE_TYPE = "cuda"
-_ALIGNMENT = 16  # bytes; what the kernels' widest loads and bulk copies assume
-_CACHED = 256  # compiled functions kept in a process: 128 schedules, with and without a state
-
-
-_SPLIT_FORM = ("form", "split")
-
-
-@dataclass(frozen=True)
-class Config:
-    """What one compiled kernel pair is built for; everything else is a run-time value.
-
-    Parameters
-    ----------
-    bt : int
-        Tokens per chunk: 16, 32 or 64.
-    anchor : str
-        Reference of the exponents: ``start``, ``mid``, ``end``, ``halving`` or ``pairs``.
-    rows : int
-        Value rows per scan CTA: 64 or 128.
-    segments : int
-        Pieces a long sequence is cut into.
-    block : int or None
-        For ``pairs``: tokens per sub-block.
-    diagonal : str or None
-        For ``pairs``: anchor inside a diagonal block.
-    """
-
-    bt: int
-    anchor: str
-    rows: int = 64
-    segments: int = 1
-    block: int | None = None
-    diagonal: str | None = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any] | Config) -> Config:
-        """Make one of named choices; ``form``, if given, is ``split``.
-
-        Raises
-        ------
-        ValueError
-            If a name is unknown or a necessary one is missing.
-        """
-        if isinstance(values, Config):
-            return values
-        values = {name: value for name, value in values.items() if (name, value) != _SPLIT_FORM}
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"schedule has no {unknown[0]!r}; it knows {', '.join(sorted(known))}")
-        if missing := sorted({"bt", "anchor"} - set(values)):
-            raise ValueError(f"schedule needs {missing[0]!r}")
-        return cls(**values)
-
-    @property
-    def unroll(self) -> int:
-        """Chunks per turn of the scan's loop; sequences are padded to whole turns."""
-        return unroll_of(self.bt, self.rows)
-
-
-@dataclass(frozen=True)
-class FusedConfig:
-    """What one compiled fused kernel is built for, and how it cuts sequences.
-
-    Parameters
-    ----------
-    frame : str
-        ``middle`` or ``boundary``; see :class:`.fused_plan.FusedPlan`.
-    builders : int
-        Warpgroups that build chunks.
-    waves : int
-        CTAs per SM that sequences are cut into pieces for; not compiled in.
-    """
-
-    frame: str
-    builders: int
-    waves: int = 1
-
-
-def workspace(config: Config, T: int, N: int, H: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Scratch tensors of one call, as (shape, torch dtype name), in the order of the ABI.
-
-    Bounded by the arguments: images of about ``9 T H 128`` bytes and one padded turn for each
-    sequence; with more than one segment, 96 KiB for each inner boundary and head.
-    """
-    images = (slots(T, N, config.bt, config.unroll), H, ImageLayout(config.bt).elements)
-    if config.segments == 1:
-        return ((images, "bfloat16"),)
-    entries = segment_entries(T, N, config.bt, config.unroll, config.segments)
-    return (images, "bfloat16"), ((max(entries, 1), H, boundary_words(config.segments)), "float32")
-
-
-def boundary_words(segments: int) -> int:
-    """fp32 words of one inner segment boundary: a state, and with a carry a bf16 map as well."""
-    return HEAD * HEAD + (HEAD * HEAD // 2 if segments > 2 else 0)
+_CACHED = 512  # compiled functions kept in a process
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def compiled(config: Config | FusedConfig, with_state: bool) -> Callable[..., None]:
+def compiled(
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
+) -> Callable[..., None]:
     """Compile a configuration for sm_90a, once a process.
 
     Parameters
@@ -132,6 +52,8 @@ def compiled(config: Config | FusedConfig, with_state: bool) -> Callable[..., No
     config : Config or FusedConfig
     with_state : bool
         Whether an initial state is given; without one the state starts from zero.
+    options : Options
+        The form of the arguments.
 
     Returns
     -------
@@ -143,8 +65,8 @@ def compiled(config: Config | FusedConfig, with_state: bool) -> Callable[..., No
 
     if isinstance(config, FusedConfig):
         if config.waves != 1:  # a number at the launch: one function serves all
-            return compiled(replace(config, waves=1), with_state)
-        return host.compile_fused(config, with_state)
+            return compiled(replace(config, waves=1), with_state, options)
+        return host.compile_fused(config, with_state, options)
     return host.compile_call(config, with_state)
 
 
@@ -163,38 +85,52 @@ def launch(
 ) -> None:
     """Launch on the current stream of the current device; checks nothing.
 
-    All tensors packed, as :func:`check` accepts them.
+    All tensors packed and in the plain form, as :func:`check` accepts them.
     """
-    prepare(config, q, cu_seqlens, initial_state)(
+    prepare(config, v, cu_seqlens, initial_state)(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state
     )
 
 
 def prepare(
     config: Config | FusedConfig,
-    q: torch.Tensor,
-    cu_seqlens: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None,
+    options: Options = PLAIN,
 ) -> Callable[..., None]:
-    """The call for tensors shaped like these; takes what :func:`launch` takes after ``config``."""
-    T, H, _ = q.shape
-    N = cu_seqlens.shape[0] - 1
+    """The call for tensors shaped like these.
+
+    It takes what :func:`launch` takes after ``config``, and for an activation in the kernel
+    ``A_log``, ``dt_bias`` and ``lower_bound``.
+    """
+    if cu_seqlens is None:
+        N, T, H, _ = v.shape
+    else:
+        T, H, _ = v.shape
+        N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or H == 0:  # a grid of no blocks cannot be launched
         return _without_rows
+    function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-        function = compiled(config, initial_state is not None)
-        return functools.partial(_enqueue_fused, function, pieces_of(config.waves, N, H, sms))
-    function = compiled(config, initial_state is not None)
+        pieces = pieces_of(config.waves, N, H, _sms(v.device))
+        return functools.partial(_enqueue_fused, function, pieces)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
     return functools.partial(_enqueue, function, scratch)
 
 
+@functools.lru_cache(maxsize=64)
+def _sms(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def _without_rows(
-    q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state
+    q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, *_
 ) -> None:  # fmt: skip
     """No row belongs to a sequence: outputs are zero, states stay as they are."""
     out.zero_()
+    if final_state is None:
+        return
     if initial_state is None:
         final_state.zero_()
     elif initial_state.data_ptr() != final_state.data_ptr():
@@ -202,14 +138,18 @@ def _without_rows(
 
 
 def _enqueue_fused(
-    function, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state
+    function, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
+    A_log=None, dt_bias=None, lower_bound=None,
 ) -> None:  # fmt: skip
     """Launch; the fused kernel needs no scratch."""
-    function(q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces)
+    function(
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces,
+        A_log, dt_bias, lower_bound,
+    )  # fmt: skip
 
 
 def _enqueue(
-    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state
+    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, *_
 ) -> None:  # fmt: skip
     """Allocate scratch and launch.
 
@@ -227,7 +167,6 @@ def _enqueue(
     )
 
 
-@torch.compiler.disable
 def kda_prefill(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -237,7 +176,7 @@ def kda_prefill(
     cu_seqlens: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     *,
-    schedule: Config | Mapping[str, Any],
+    schedule: Config | FusedConfig | Mapping[str, Any] | None = None,
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
@@ -248,245 +187,142 @@ def kda_prefill(
     beta_logits: bool = False,
     l2norm: bool = False,
     out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    final_state: torch.Tensor | bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated delta rule with a gate per key channel (KDA), forward, over packed sequences.
 
     Parameters
     ----------
-    q, k, v : torch.Tensor
-        bf16 ``[T, H, 128]`` with ``cu_seqlens``, or ``[B, T, H, 128]`` without; contiguous.
-        q and k are normalised by the caller.
+    q, k : torch.Tensor
+        bf16 ``[T, H, 128]`` with ``cu_seqlens``, or ``[B, T, H, 128]`` without.  Normalised by the
+        caller, or here with ``l2norm``.
+    v : torch.Tensor
+        bf16 ``[T, HV, 128]``, HV a multiple of H: head h of q and k serves the value heads
+        ``h HV / H`` and on.
     g : torch.Tensor
-        fp32, shaped like q: gate per key channel in natural-log space, at most 0.
+        fp32 or bf16, shaped like v: gate per key channel in natural-log space, at most 0; with
+        another ``gate``, what it is made of.
     beta : torch.Tensor
-        fp32 ``[T, H]`` or ``[B, T, H]``: write strength in [0, 1].
+        fp32 or bf16 ``[T, HV]``: write strength in [0, 1], or with ``beta_logits`` its logit.
     cu_seqlens : torch.Tensor, optional
-        int32 ``[N + 1]`` on the same device: sequence n is rows ``[cu[n], cu[n + 1])``.
+        int32 or int64 ``[N + 1]`` on the same device: sequence n is rows ``[cu[n], cu[n + 1])``.
         Offsets outside ``0..T`` are clamped and made monotone on the device; rows that no
         sequence covers are written 0.
     initial_state : torch.Tensor, optional
-        fp32 ``[N, H, 128, 128]``, value-major (``[V, K]``); zero if absent.
-    schedule : Config or Mapping
-        Which kernel.
+        fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
+    schedule : Config, FusedConfig or Mapping, optional
+        Which kernel; :data:`DEFAULT` if absent.  Split schedules serve the plain form alone:
+        what is not the default of an argument here is refused.
     scale : float, optional
-        Factor of the output, any finite number, 0 included; ``1 / sqrt(128)`` if absent.
+        Factor of the output, any number that fp32 holds, 0 included; ``1 / sqrt(128)`` if absent.
     stream : torch.cuda.Stream or int, optional
         Stream or handle to launch on, 0 (the default stream) included; None is torch's current
         stream of q's device.  New outputs and scratch then belong to that stream, as in
         ``with torch.cuda.stream(stream)``.
     validate : bool
         Synchronise and raise on offsets that are not ``0 = cu[0] <= ... <= cu[N] = T``.
-    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm
-        Named for callers of other kernels.  Only ``gate="log"`` is served: the gate is given
-        activated, beta is no logit, and nothing is normalised here.
-    out, final_state : torch.Tensor, optional
-        Where to write, shaped as the results.  ``final_state`` may be ``initial_state`` itself
-        if ``schedule`` has one segment.
+    gate : str
+        ``log``: g is the gate.  ``safe``: it is
+        ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.  ``softplus``: it is
+        ``-exp(A_log) * softplus(g + dt_bias)``.
+    lower_bound : float, optional
+        Of the safe gate, in [-100, 0).
+    A_log : torch.Tensor, optional
+        fp32 ``[HV]``, for a gate that is not ``log``.
+    dt_bias : torch.Tensor, optional
+        fp32 ``[HV, 128]``, for a gate that is not ``log``; zero if absent.
+    beta_logits : bool
+        Whether beta is a logit, whose sigmoid is meant.
+    l2norm : bool
+        Whether q and k are to be divided by ``sqrt(|x|^2 + 1e-6)``.
+    out : torch.Tensor, optional
+        Where to write o: bf16, shaped like v, contiguous.
+    final_state : torch.Tensor or False, optional
+        Where to write the states, fp32 or bf16; False if they are not wanted.  It may be
+        ``initial_state`` itself if ``schedule`` is a split one with one segment.
 
     Returns
     -------
     o : torch.Tensor
         bf16, shaped like v.
-    final_state : torch.Tensor
-        fp32 ``[N, H, 128, 128]``, value-major.
+    final_state : torch.Tensor or None
+        ``[N, HV, 128, 128]``, value-major; fp32 unless given in bf16.
 
     Raises
     ------
     TypeError, ValueError
         Before anything is launched; the message names the argument and the fix.
+
+    Notes
+    -----
+    q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
+    and tokens and heads a multiple of 16 bytes apart (beta: any steps).  There is no backward pass.
     """
-    config = Config.of(schedule)
-    _decline_forms(gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
-    check(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, config.segments == 1
+    run = _untraced if torch.compiler.is_compiling() else _prefill
+    return run(
+        q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
+        lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
     )  # fmt: skip
-    scale = DEFAULT_SCALE if scale is None else _finite(scale)
+
+
+def _prefill(
+    q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
+    lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
+):  # fmt: skip
+    """:func:`kda_prefill`, all arguments given."""
+    config = DEFAULT if schedule is None else schedule_of(schedule)
+    options = check(
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state,
+        isinstance(config, Config) and config.segments == 1,
+        gate=gate, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
+        beta_logits=beta_logits, l2norm=l2norm,
+    )  # fmt: skip
+    if isinstance(config, Config):
+        arguments.decline_for_split(options)
+    scale = DEFAULT_SCALE if scale is None else arguments.finite("scale", scale)
+    if lower_bound is not None:
+        lower_bound = float(lower_bound)
+    call = (
+        config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
+        final_state, A_log, dt_bias, lower_bound,
+    )  # fmt: skip
     context = _on_stream(stream, q.device)
-    if context is not None:
-        with context:
-            return _call(
-                config, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
-                final_state,
-            )  # fmt: skip
-    return _call(
-        config, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out, final_state
-    )
+    if context is None:
+        return _call(*call)
+    with context:
+        return _call(*call)
+
+
+_untraced = torch.compiler.disable(_prefill)
+"""What a traced program calls: kernels and addresses of tensors are nothing that it could trace.
+Apart, because the wrapper takes microseconds of an eager call."""
 
 
 def _call(
-    config, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out, final_state
+    config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
+    final_state, A_log, dt_bias, lower_bound,
 ):  # fmt: skip
     """Allocate results and launch; arguments are checked, stream and device are current."""
-    if cu_seqlens is None:
-        B, T, H, _ = q.shape
-        cu_seqlens = torch.arange(B + 1, dtype=torch.int32, device=q.device).mul_(T)
-        packed = [x.view(B * T, *x.shape[2:]) for x in (q, k, v, g, beta)]
-    else:
-        packed = [q, k, v, g, beta]
-        if validate:
-            _validate(cu_seqlens, q.shape[0])
-    H, N = q.shape[-2], cu_seqlens.shape[0] - 1
+    if cu_seqlens is not None and validate:
+        arguments.validate(cu_seqlens, q.shape[0])
     if out is None:
-        out = torch.empty_like(v)
+        out = torch.empty(v.shape, dtype=torch.bfloat16, device=v.device)
     if final_state is None:
-        final_state = torch.empty((N, H, HEAD, HEAD), dtype=torch.float32, device=q.device)
-    launch(
-        config, *packed, cu_seqlens, initial_state, scale, out.view(packed[2].shape), final_state
-    )
+        N = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shape = (N, v.shape[-2], HEAD, HEAD)
+        final_state = torch.empty(shape, dtype=torch.float32, device=v.device)
+    elif final_state is False:
+        final_state = None
+    o = out
+    if cu_seqlens is None and isinstance(config, Config):  # split kernels know offsets only
+        B, T = q.shape[:2]
+        cu_seqlens = torch.arange(B + 1, dtype=torch.int32, device=q.device).mul_(T)
+        q, k, v, g, beta, o = (x.view(B * T, *x.shape[2:]) for x in (q, k, v, g, beta, out))
+    prepare(config, v, cu_seqlens, initial_state, options)(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, o, final_state,
+        A_log, dt_bias, lower_bound,
+    )  # fmt: skip
     return out, final_state
-
-
-def check(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-    initial_state: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-    in_place: bool = True,
-) -> None:
-    """Refuse by name what is not served; reads nothing on the device.
-
-    Parameters
-    ----------
-    q, k, v, g, beta, cu_seqlens, initial_state, out, final_state
-        As for :func:`kda_prefill`.
-    in_place : bool
-        Whether ``final_state`` may be ``initial_state``: with one segment, each CTA reads its
-        part of the state before it writes it; with more, another CTA may still read it.
-
-    Raises
-    ------
-    TypeError
-        Not a tensor, or a dtype that is not served.
-    ValueError
-        A shape, stride, alignment, device, aliasing or gradient that is not served.
-    """
-    if not isinstance(q, torch.Tensor):
-        raise TypeError(f"q must be a torch.Tensor, not {type(q).__name__}")
-    device = q.device
-    if device.type != DEVICE_TYPE:
-        raise ValueError(f"q is on {device}; move the inputs to a CUDA device")
-    packed = cu_seqlens is not None
-    form = "[T, H, 128] beside cu_seqlens" if packed else "[B, T, H, 128] without cu_seqlens"
-    if q.dim() != (3 if packed else 4):
-        raise ValueError(f"q must be {form}, not {_shape(q)}")
-    if q.shape[-1] != HEAD:
-        raise ValueError(f"q has head size {q.shape[-1]}; only {HEAD} is served")
-    shape = q.shape
-    H = shape[-2]
-    rows = shape[0] if packed else shape[0] * shape[1]
-    if rows > MAX_ROWS:
-        raise ValueError(f"q has {rows} rows; offsets are int32, at most {MAX_ROWS} are served")
-    _tensor("q", q, torch.bfloat16, shape, device)
-    _tensor("k", k, torch.bfloat16, shape, device)
-    _tensor("v", v, torch.bfloat16, shape, device)
-    _tensor("g", g, torch.float32, shape, device)
-    _tensor("beta", beta, torch.float32, shape[:-1], device)
-    if packed:
-        if isinstance(cu_seqlens, torch.Tensor) and (cu_seqlens.dim() != 1 or not len(cu_seqlens)):
-            raise ValueError(f"cu_seqlens must be [N + 1], not {_shape(cu_seqlens)}")
-        _tensor("cu_seqlens", cu_seqlens, torch.int32, None, device, alignment=4)
-        N = cu_seqlens.shape[0] - 1  # type: ignore[union-attr]
-    else:
-        N = shape[0]
-    state = (N, H, HEAD, HEAD)
-    if initial_state is not None:
-        _tensor("initial_state", initial_state, torch.float32, state, device)
-    if out is not None:
-        _tensor("out", out, torch.bfloat16, shape, device)
-    if final_state is not None:
-        _tensor("final_state", final_state, torch.float32, state, device)
-    if out is not None or final_state is not None:
-        _check_overlap(
-            {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": cu_seqlens},
-            initial_state,
-            out,
-            final_state,
-            in_place,
-        )
-    if torch.is_grad_enabled():
-        for name, x in zip(
-            ("q", "k", "v", "g", "beta", "initial_state", "out", "final_state"),
-            (q, k, v, g, beta, initial_state, out, final_state),
-            strict=True,
-        ):
-            if x is not None and x.requires_grad:
-                raise ValueError(
-                    f"{name} requires grad, and there is no backward pass: "
-                    "detach it or call under torch.no_grad()"
-                )
-
-
-def _tensor(name, x, dtype, shape, device, alignment=_ALIGNMENT):
-    """One tensor against what is served; the first thing wrong is named."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
-    if x.dtype is not dtype:
-        raise TypeError(
-            f"{name} is {_dtype(x.dtype)}, only {_dtype(dtype)} is served; "
-            f"convert it with .to(torch.{_dtype(dtype)})"
-        )
-    if shape is not None and x.shape != shape:
-        raise ValueError(f"{name} must be {list(shape)} to go with q, not {_shape(x)}")
-    if x.device != device:
-        raise ValueError(f"{name} is on {x.device}, q on {device}; move it there")
-    if not x.is_contiguous():
-        raise ValueError(
-            f"{name} has strides {list(x.stride())}; only contiguous tensors are served: "
-            "pass .contiguous()"
-        )
-    if x.data_ptr() % alignment:
-        raise ValueError(f"{name} must start on a multiple of {alignment} bytes: pass .clone()")
-
-
-def _check_overlap(inputs, initial_state, out, final_state, in_place):
-    """Outputs share no memory with inputs or each other, but for the state updated in place."""
-    spans = {n: _span(x) for n, x in inputs.items() if x is not None}
-    for name, x in (("out", out), ("final_state", final_state)):
-        if x is None:
-            continue
-        span = _span(x)
-        others = dict(spans)
-        if initial_state is not None:
-            state = _span(initial_state)
-            if name == "out" or not in_place or span != state:
-                others["initial_state"] = state
-        if name == "final_state" and out is not None:
-            others["out"] = _span(out)
-        for other, (low, high) in others.items():
-            if span[0] < high and low < span[1]:
-                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
-
-
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    start = x.data_ptr()
-    return start, start + x.numel() * x.element_size()
-
-
-def _decline_forms(gate, lower_bound, A_log, dt_bias, beta_logits, l2norm):
-    """The interface's other input forms, each declined by its name."""
-    if gate != "log":
-        raise ValueError(f"gate={gate!r} is not served: activate the gate and pass it as g (fp32)")
-    for name, value in (("lower_bound", lower_bound), ("A_log", A_log), ("dt_bias", dt_bias)):
-        if value is not None:
-            raise ValueError(f"{name} is not served: activate the gate and pass it as g (fp32)")
-    if beta_logits:
-        raise ValueError("beta_logits is not served: pass the sigmoid as beta (fp32)")
-    if l2norm:
-        raise ValueError("l2norm is not served: normalise q and k before the call")
-
-
-def _finite(scale: float) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; it must be finite")
-    return float(scale)
 
 
 def _on_stream(stream, device):
@@ -511,24 +347,3 @@ def _on_stream(stream, device):
     if stream.device != device:
         raise ValueError(f"stream is on {stream.device}, q on {device}; use a stream of q's device")
     return torch.cuda.stream(stream)
-
-
-def _validate(cu_seqlens: torch.Tensor, T: int) -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise ValueError("validate=True synchronises, which a CUDA graph capture does not allow")
-    offsets = cu_seqlens.tolist()
-    if offsets[0] != 0:
-        raise ValueError(f"cu_seqlens starts with {offsets[0]}, not 0")
-    for n, (low, high) in enumerate(itertools.pairwise(offsets)):
-        if high < low:
-            raise ValueError(f"cu_seqlens falls from {low} to {high} at sequence {n}")
-    if offsets[-1] != T:
-        raise ValueError(f"cu_seqlens ends with {offsets[-1]}, but q has {T} rows")
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape(x: torch.Tensor) -> str:
-    return str(list(x.shape))

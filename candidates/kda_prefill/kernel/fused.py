@@ -33,10 +33,12 @@ from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_guard import Guard
+from candidates.kda_prefill.kernel.fused_load import Gates
 from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.ragged import bounds
+from candidates.kda_prefill.kernel.options import PLAIN, Options
+from candidates.kda_prefill.kernel.ragged import bounds, offset
 from candidates.kda_prefill.kernel.step import product
 
 __all__ = ["Fused"]
@@ -53,11 +55,14 @@ class Fused(Guard, Build, Scanning):
         ``middle`` or ``boundary``; see :class:`.fused_plan.FusedPlan`.
     builders : int
         Building warpgroups, 2 or 3.
+    options : Options
+        The form of the arguments.
     """
 
-    def __init__(self, frame: str, builders: int) -> None:
-        self.plan = FusedPlan(frame, builders)
-        self.name = f"kda_fused_{frame}_b{builders}"
+    def __init__(self, frame: str, builders: int, options: Options = PLAIN) -> None:
+        self.plan = FusedPlan(frame, builders, scales=options.l2norm)
+        self.options = options
+        self.name = f"kda_fused_{frame}_b{builders}{options.suffix}"
 
     @cute.jit
     def __call__(
@@ -67,43 +72,71 @@ class Fused(Guard, Build, Scanning):
         V: cute.Tensor,
         G: cute.Tensor,
         B: cute.Tensor,
-        CU: cute.Tensor,
+        CU: cute.Tensor | None,
         S0: cute.Tensor | None,
         O: cute.Tensor,
-        S: cute.Tensor,
+        S: cute.Tensor | None,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
         stream: CUstream,
     ):
         """Launch on ``stream``.
 
         Parameters
         ----------
-        Q, K, V, O : cute.Tensor
-            bf16 [T, H, 128].
+        Q, K : cute.Tensor
+            bf16 [T, H, 128]; these and G, V, B, O with another dimension before T if there is no
+            CU.
+        V, O : cute.Tensor
+            bf16 [T, HV, 128].
         G : cute.Tensor
-            Log gates, fp32 [T, H, 128].
+            [T, HV, 128]: log gates, or what they are made of.
         B : cute.Tensor
-            fp32 [T, H].
-        CU : cute.Tensor
-            Offsets int32 [N + 1], any content.
+            [T, HV].
+        CU : cute.Tensor or None
+            Offsets [N + 1], any content; None for sequences of equal length.
         S0 : cute.Tensor or None
-            Initial states fp32 [N, H, 128, 128], value-major; None is zero.
-        S : cute.Tensor
+            Initial states [N, HV, 128, 128], value-major; None is zero.
+        S : cute.Tensor or None
             Final states.  Must not overlap S0: the CTA of the last piece writes it while that of
             the first still reads.
+        A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
+            Of the gate's activation: see :class:`.fused_load.Gates`.
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more.
         stream : CUstream
         """
-        N = S.shape[0]
+        N, offsets = (CU.shape[0] - 1, CU) if CU is not None else Q.shape[:2]
+        if cutlass.const_expr(CU is None):
+            Q, K, V, G, B, O = (in_one_row(X) for X in (Q, K, V, G, B, O))
         mma_t = product(OperandMajorMode.K, BT)
         mma_w, mma_s = product(OperandMajorMode.K, 2 * BT), product(OperandMajorMode.MN, HEAD)
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if Q.shape[1] > 0:
-            self.kernel(Q, K, V, G, B, CU, S0, O, S, scale, pieces, mma_t, mma_w, mma_s).launch(
-                grid=(max(N, 1) * pieces * Q.shape[1], 1, 1),
+            self.kernel(
+                Q,
+                K,
+                V,
+                G,
+                B,
+                offsets,
+                S0,
+                O,
+                S,
+                scale,
+                pieces,
+                A_log,
+                dt_bias,
+                bound,
+                mma_t,
+                mma_w,
+                mma_s,
+            ).launch(
+                grid=(max(N, 1) * pieces * V.shape[1], 1, 1),
                 block=(self.plan.threads, 1, 1),
                 stream=stream,
                 min_blocks_per_mp=1,
@@ -118,12 +151,15 @@ class Fused(Guard, Build, Scanning):
         V: cute.Tensor,
         G: cute.Tensor,
         B: cute.Tensor,
-        CU: cute.Tensor,
+        CU: cute.Tensor | cutlass.Int32,
         S0: cute.Tensor | None,
         O: cute.Tensor,
-        S: cute.Tensor,
+        S: cute.Tensor | None,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
         mma_t: cute.TiledMma,
         mma_w: cute.TiledMma,
         mma_s: cute.TiledMma,
@@ -132,7 +168,10 @@ class Fused(Guard, Build, Scanning):
         tidx = cute.arch.thread_idx()[0]
         warp_id = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.lane_idx()
-        T, H, N = Q.shape[0], Q.shape[1], CU.shape[0] - 1
+        T, H = (Q if self.options.compact else V).shape[:2]
+        ragged = isinstance(CU, cute.Tensor)
+        N = CU.shape[0] - 1 if ragged else T // CU
+        G = Gates(G, A_log, dt_bias, bound)
         cta = cute.arch.block_idx()[0]
         h, job = cta % H, cta // H
         piece, n = job % pieces, job // pieces
@@ -148,9 +187,12 @@ class Fused(Guard, Build, Scanning):
                     ops.bar_init(at + (plan.off_bar + 8 * (2 * stages + s)), 2)  # sums
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_warp()
-        covered = max(min(CU[0], T), 0), max(min(CU[N], T), 0)
-        cute.arch.sync_threads()
-        self.clear_uncovered(CU, O, T, H, N, job, h, covered, warp_id, lane)
+        if cutlass.const_expr(ragged):
+            covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
+            cute.arch.sync_threads()
+            self.clear_uncovered(CU, O, T, H, N, job, h, covered, warp_id, lane)
+        else:
+            cute.arch.sync_threads()
 
         if n < N:
             row0, row1 = (cute.arch.make_warp_uniform(r) for r in bounds(CU, n, T))
@@ -229,3 +271,9 @@ class Fused(Guard, Build, Scanning):
                         Q, K, V, G, B, scale, at, h, H, row0 + start * BT, row1, count,
                         warp_id, lane,
                     )  # fmt: skip
+
+
+def in_one_row(X):
+    """[B, T, ...] as [B T, ...]; sequences follow each other without a gap."""
+    shape = (X.shape[0] * X.shape[1], *X.shape[2:])
+    return cute.make_tensor(X.iterator, cute.make_layout(shape, stride=X.stride[1:]))

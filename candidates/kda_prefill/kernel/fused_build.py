@@ -6,26 +6,24 @@ ahead.  Products are mma.sync on bf16 with fp32 sums; X comes from exact substit
 
 from __future__ import annotations
 
-import math
-
 import cutlass
 import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, LOWER_PITCH, SCAN_WARPS, FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD
 
 __all__ = ["Build"]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
-LOG2E = math.log2(math.e)
 
-GATE_FLOOR = -100.0
-"""Gates below are read as this: e^-100 is no normal fp32 number, so nothing survives either way."""
+SECOND_X = 2048 - 4 * BT * LOWER_PITCH
+"""Bytes in front of X diag(beta), behind L, where that for U lies if keys are normalised here."""
 
 
-class Build:
+class Build(Load):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan
@@ -51,13 +49,15 @@ class Build:
 
         pitch = H * HEAD
         first = (I64(row) * H + h) * HEAD
-        beta = F32(0.0)
+        if cutlass.const_expr(not self.plain_rows):
+            first, pitch = self.origin(K, G, row, h)
+        beta = self.no_strength
         if group < count:
             rows = end - row - group * BT
             self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch)
             self.fetch_values(V, group, rows, first, sv, half, tokens, lane, pitch)
             if lane < min(rows, BT):
-                beta = B[row + group * BT + lane, h]
+                beta = self.strength(B, row + group * BT + lane, h)
         s, parity = I32(group), I32(0)  # stage of chunk c and how often the ring went round, mod 2
         for c in cutlass.range(group, count + 1, groups, unroll=1):
             stage = at + s * self.plan.stage
@@ -67,25 +67,32 @@ class Build:
                 cute.arch.cp_async_wait_group(0)
                 if tokens == 0 and half == 0:
                     if lane < BT:
-                        op.store_f32(sb + lane * 4, beta)
+                        op.store_f32(sb + lane * 4, self.activated(beta))
                 ops.sync_warp()
+                if cutlass.const_expr(self.options.raw_gate):
+                    self.blank(sg, end - row - c * BT, tokens, half, lane)
+                if cutlass.const_expr(self.options.l2norm):
+                    self.squares(sk, sq, sb, tokens, half, lane)
+                active = self.gate_constants(G, h, channel)
                 if cutlass.const_expr(self.plan.boundary):
                     self.boundary_rows(
-                        sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane
+                        sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active
                     )
                 else:
                     mine = self.middle_rows(
-                        sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane
+                        sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane, active
                     )
                 ops.sync_warp()  # the inputs are read
                 later = c + groups
                 rows = end - row - later * BT
                 if later < count:
                     self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch)
-                    beta = F32(0.0)
+                    beta = self.no_strength
                     if lane < min(rows, BT):
-                        beta = B[row + later * BT + lane, h]
+                        beta = self.strength(B, row + later * BT + lane, h)
                 ops.sync_group(number)
+                if cutlass.const_expr(self.options.l2norm):
+                    self.put_output_scales(at, s, sb, scale, w, lane)
                 if cutlass.const_expr(self.plan.boundary):
                     self.scores(stage, sp, sp + 4096, 2048, stage, sl, sb, scale, w, lane)
                 else:
@@ -103,7 +110,7 @@ class Build:
                     )
                 ops.sync_group(number)
                 if w == 3:
-                    substitute(sl, sx, sb, lane)
+                    self.substitute(sl, sx, sb, lane)
             if (
                 cutlass.const_expr(not self.plan.boundary) and tokens == 0
             ):  # decay from the last chunk's middle to this one's
@@ -146,6 +153,14 @@ class Build:
         A warp copies what it alone will read, in pieces of 16 bytes.  Addresses are made anew each
         time, from a lane number that the compiler cannot hoist: registers are what is short here.
         """
+        if cutlass.const_expr(not self.plain_rows):
+            self.fetch_rows(Q, K, G, c, rows, first, own, tokens, half, lane, pitch)
+        else:
+            self.fetch_plain(Q, K, G.g, c, rows, first, own, tokens, half, lane, pitch)
+
+    @cute.jit
+    def fetch_plain(self, Q, K, G, c, rows, first, own, tokens, half, lane, pitch):
+        """:meth:`fetch` of contiguous tensors."""
         lane = ops.opaque(lane)
         g_row, k_row = tokens * 8 + lane // 16, tokens * 8 + lane // 8
         g_col, k_col = half * 256 + lane % 16 * 16, half * 128 + lane % 8 * 16
@@ -173,7 +188,9 @@ class Build:
     @cute.jit
     def fetch_values(self, V, c, rows, first, sv, half, tokens, lane, pitch):
         """Values of chunk ``c``, by the warp that will multiply them."""
-        if tokens == 1:
+        if cutlass.const_expr(not self.plain_rows):
+            self.fetch_value_rows(V, c, rows, first, sv, half, tokens, lane, pitch)
+        elif tokens == 1:
             lane = ops.opaque(lane)
             row = lane // 8
             source = (
@@ -191,16 +208,13 @@ class Build:
             cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def middle_rows(self, sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane):
+    def middle_rows(self, sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane, active):
         """kR, qR and kC of 8 tokens in a lane's two channels; returns the sum of their gates."""
         layout = self.plan.layout
         gates, total = [], [F32(0.0), F32(0.0)]
-        source = sg + tokens * (8 * 512) + channel * 4
+        source = self.gate_source(sg, tokens, channel)
         for r in cutlass.range_constexpr(8):
-            g = op.load_f32x2(source, r * 512)
-            total = [
-                op.fma(cute.arch.fmax(g[i], GATE_FLOOR), F32(LOG2E), total[i]) for i in range(2)
-            ]
+            total = self.add_gates(self.load_gates(source, r), active, total)
             gates.append(tuple(total))
         if tokens == 1:
             op.store_f32x2(at + s * 512 + channel * 4, total[0], total[1], self.plan.off_sum)
@@ -231,16 +245,13 @@ class Build:
         return total
 
     @cute.jit
-    def boundary_rows(self, sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane):
+    def boundary_rows(self, sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active):
         """As :meth:`middle_rows`, with Qhat and Kbar beside qR and kC, and the chunk's decay."""
         layout = self.plan.layout
         gates, total = [], [F32(0.0), F32(0.0)]
-        source = sg + tokens * (8 * 512) + channel * 4
+        source = self.gate_source(sg, tokens, channel)
         for r in cutlass.range_constexpr(8):
-            g = op.load_f32x2(source, r * 512)
-            total = [
-                op.fma(cute.arch.fmax(g[i], GATE_FLOOR), F32(LOG2E), total[i]) for i in range(2)
-            ]
+            total = self.add_gates(self.load_gates(source, r), active, total)
             gates.append(tuple(total))
         op.store_f32x2(st + tokens * 512 + channel * 4, op.exp2(total[0]), op.exp2(total[1]))
         middle = [op.select(tokens == 0, x, F32(0.0)) for x in total]
@@ -278,7 +289,9 @@ class Build:
         """As :meth:`apply_middle`; W also leaves the frame of the middle token."""
         layout = self.plan.layout
         block = w % 2
-        left = op.ldmatrix(sx + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16)
+        left = op.ldmatrix(
+            self.factor(sx, w) + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16
+        )
         row = lane % 8 + lane // 8 % 2 * 8
         if w < 2:
             minus = [x ^ I32(-(2**31) + 2**15) for x in left]  # W is stored negated
@@ -331,12 +344,13 @@ class Build:
         for i in cutlass.range_constexpr(2):
             r, x, y = lane // 4 + 8 * i, tile[2 * i], tile[2 * i + 1]
             if query > 0:
-                x = op.select(col <= r, x * scale, F32(0.0))
-                y = op.select(col < r, y * scale, F32(0.0))
+                by = self.output_scale(sb, r, scale)
+                x = op.select(col <= r, x * by, F32(0.0))
+                y = op.select(col < r, y * by, F32(0.0))
                 piece = (col // 8) ^ (r // 4 % 2)
                 op.store32(stage + r * 32 + piece * 16 + col % 8 * 2, op.pack(x, y), layout.off_a)
             else:
-                beta = op.load_f32(sb + r * 4)
+                beta = self.write_strength(sb, r)
                 x = op.select(col < r, x * beta, F32(0.0))
                 y = op.select(col + 1 < r, y * beta, F32(0.0))
                 op.store_f32x2(sl + (r * LOWER_PITCH + col) * 4, x, y)
@@ -349,7 +363,9 @@ class Build:
         source = op.select(is_u > 0, sv + block * 2048, stage + block * layout.block_q)
         target = op.select(is_u > 0, stage + (layout.common + block * 2048), source)
         sign = op.select(is_u > 0, I32(0), I32(-(2**31) + 2**15))  # W is stored negated
-        left = op.ldmatrix(sx + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16)
+        left = op.ldmatrix(
+            self.factor(sx, w) + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16
+        )
         left = [x ^ sign for x in left]
         row = lane % 8 + lane // 8 % 2 * 8
         for slab in cutlass.range_constexpr(4):
@@ -362,21 +378,33 @@ class Build:
                 out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
             op.stmatrix(target + place, out)
 
+    def factor(self, sx, w):
+        """Where X diag(beta) lies that a warp multiplies by: keys not normalised, U has its own."""
+        if not self.options.l2norm:
+            return sx
+        return op.select(w > 1, sx - SECOND_X, sx)
 
-def substitute(sl, sx, sb, lane):
-    """X diag(beta) of one 16 x 16 block by exact forward substitution, a lane a column, twice."""
-    col = lane % 16
-    x = [op.select(col == 0, F32(1.0), F32(0.0))]
-    for i in range(1, 16):
-        row = []
-        for k in range(0, i, 4):
-            row += op.load_f32x4(sl, (i * LOWER_PITCH + k) * 4)
-        value = op.select(col == i, F32(1.0), F32(0.0))
-        for k in range(i):
-            value = op.fma(row[k], -x[k], value)
-        x.append(value)
-    beta = op.load_f32(sb + col * 4)
-    for i in range(16):
-        scaled = x[i] * beta
-        place = i * 32 + ((col // 8) ^ (i // 4 % 2)) * 16 + col % 8 * 2
-        op.store_bf16(sx + place, scaled)
+    def substitute(self, sl, sx, sb, lane):
+        """X diag(beta) of one 16 x 16 block by exact forward substitution, a lane a column, twice.
+
+        With l2norm the second lane of a column leaves it for values, the first for keys.
+        """
+        col = lane % 16
+        x = [op.select(col == 0, F32(1.0), F32(0.0))]
+        for i in range(1, 16):
+            row = []
+            for k in range(0, i, 4):
+                row += op.load_f32x4(sl, (i * LOWER_PITCH + k) * 4)
+            value = op.select(col == i, F32(1.0), F32(0.0))
+            for k in range(i):
+                value = op.fma(row[k], -x[k], value)
+            x.append(value)
+        beta = op.load_f32(sb + col * 4)
+        if self.options.l2norm:
+            rho = ops.rsqrt(self.square(sb, col, 0))
+            beta = beta * op.select(lane < 16, rho * rho, rho)
+            sx = op.select(lane < 16, sx, sx - SECOND_X)
+        for i in range(16):
+            scaled = x[i] * beta
+            place = i * 32 + ((col // 8) ^ (i // 4 % 2)) * 16 + col % 8 * 2
+            op.store_bf16(sx + place, scaled)

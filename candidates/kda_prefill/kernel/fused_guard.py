@@ -14,8 +14,10 @@ import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SCAN_WARPS, SHORT, FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.options import L2NORM_EPS
 from candidates.kda_prefill.kernel.ragged import bounds
 
 __all__ = ["Guard"]
@@ -24,7 +26,7 @@ F32, I32, I64 = op.F32, op.I32, op.I64
 LOG2E = math.log2(math.e)
 
 
-class Guard:
+class Guard(Load):
     """The part of the fused kernel that decides which chunks a CTA takes."""
 
     plan: FusedPlan
@@ -50,6 +52,19 @@ class Guard:
     @cute.jit
     def prefetch(self, Q, K, V, G, row, end, h, H, w, lane):
         """The first inputs on their way to L2: a warp takes every fourth row, a lane 128 bytes."""
+        if cutlass.const_expr(not self.plain_rows):
+            heads = self.origin(K, G, row, h)[1]
+            lines = self.options.gate_bytes + 6
+            for r in cutlass.range_constexpr(12):
+                here = row + w + 4 * r
+                if lane < lines and here < end:
+                    op.prefetch(self.prefetch_row(Q, K, V, G, here, heads, lane))
+        else:
+            self.prefetch_plain(Q, K, V, G.g, row, end, h, H, w, lane)
+
+    @cute.jit
+    def prefetch_plain(self, Q, K, V, G, row, end, h, H, w, lane):
+        """:meth:`prefetch` of contiguous tensors."""
         for r in cutlass.range_constexpr(12):
             here = row + w + 4 * r
             line = (I64(here) * H + h) * (2 * HEAD)
@@ -128,23 +143,11 @@ class Guard:
             logs = [F32(0.0), F32(0.0)]
             if used and c > 0:
                 row = row0 + c * BT + warp_id % 8 * 4
-                place = (I64(row) * H + h) * HEAD + lane * 4
                 gates, keys, betas = [], [], []
                 for r in cutlass.range_constexpr(4):
-                    src = place + r * H * HEAD
-                    gates.append(
-                        op.ptx(
-                            "ld.global.nc.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-                            [F32] * 4,
-                            [G.iterator.toint() + src * 4],
-                        )
-                    )
-                    pairs = op.ptx(
-                        "ld.global.nc.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
-                        [I32] * 2, [K.iterator.toint() + src * 2],
-                    )  # fmt: skip
-                    keys.append(pairs)
-                    betas.append(B[row + r, h])
+                    read = self.guard_row(K, G, B, row, r, h, H, lane)
+                    for list_, x in zip((gates, keys, betas), read, strict=True):
+                        list_.append(x)
                 sums, tops = [], []
                 for j in cutlass.range_constexpr(2):
                     g1, g2 = gates[2 * j], gates[2 * j + 1]
@@ -186,6 +189,9 @@ class Guard:
                     n1, n2, w1, w2 = (
                         cute.arch.shuffle_sync(total, offset=16 * j + 4 * i) for i in range(4)
                     )
+                    if cutlass.const_expr(self.options.l2norm):
+                        rho1, rho2 = (ops.rcp(n + F32(L2NORM_EPS)) for n in (n1, n2))
+                        n1, n2, w1, w2 = n1 * rho1, n2 * rho2, w1 * rho1, w2 * rho1
                     beta1, beta2 = betas[2 * j], betas[2 * j + 1]
                     tame = beta1 >= 0.0 and beta2 >= 0.0 and beta1 * n1 <= 2.0 and beta2 * n2 <= 2.0
                     bound = op.exp2(tops[j] * F32(LOG2E)) + beta1 * ops.sqrt(w1) * ops.sqrt(w2)

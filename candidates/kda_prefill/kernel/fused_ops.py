@@ -17,6 +17,8 @@ __all__ = [
     "load_shared32",
     "log2",
     "opaque",
+    "rcp",
+    "rsqrt",
     "sqrt",
     "sync_group",
     "sync_warp",
@@ -70,6 +72,16 @@ def copy16(address, source, size, at=0):
 def sqrt(x):
     """Fast square root."""
     return op.ptx("sqrt.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
+
+
+def rcp(x):
+    """Fast reciprocal; 0 of infinity."""
+    return op.ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
+
+
+def rsqrt(x):
+    """Fast reciprocal of the square root."""
+    return op.ptx("rsqrt.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
 
 
 def log2(x):

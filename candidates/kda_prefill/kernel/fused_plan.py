@@ -43,6 +43,8 @@ class FusedPlan:
         Warpgroups that take turns at building chunks: 2 or 3.
     stages : int
         Chunks in the ring.
+    scales : bool
+        Whether the outputs of a chunk's tokens have factors of their own.
 
     Raises
     ------
@@ -53,6 +55,7 @@ class FusedPlan:
     frame: str
     builders: int
     stages: int = 6
+    scales: bool = False
 
     def __post_init__(self) -> None:
         if self.frame not in ("middle", "boundary"):
@@ -122,8 +125,13 @@ class FusedPlan:
         return self.off_guard + 128
 
     @property
-    def smem_bytes(self) -> int:
+    def off_scale(self) -> int:
+        """Factors of the outputs of each chunk in the ring, if there are some."""
         return self.off_bar + 3 * 8 * self.stages
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.off_scale + 4 * BT * self.stages * self.scales
 
 
 def pieces_of(waves: int, N: int, H: int, sms: int) -> int:

@@ -10,6 +10,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.step import narrow, widen, zero
@@ -20,7 +21,7 @@ BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
-class Scanning:
+class Scanning(Load):
     """The part of the fused kernel that walks the chunks."""
 
     plan: FusedPlan
@@ -105,7 +106,7 @@ class Scanning:
         zero(accS)
         if cutlass.const_expr(S0 is not None):
             if start == 0:
-                cute.autovec_copy(state(S0), accS)
+                load_state(state(S0), accS)
         e_at = at + t % 4 * 16
         s = I32(0)
         phase = I32(0)
@@ -131,7 +132,12 @@ class Scanning:
             narrow(accO, o)
             warpgroup.wait_group(0)
             narrow(accV, aV)
-            accO.store(accQ.load() * scale)
+            if cutlass.const_expr(self.options.l2norm):
+                by = self.output_scales(at, s, t % 32)
+                for i in cutlass.range_constexpr(BT // 2):
+                    accO[i] = accQ[i] * by[i // 4 * 2 + i % 2]
+            else:
+                accO.store(accQ.load() * scale)
             warpgroup.fence()
             cute.gemm(mma_s, accS, aV[None, None, 0], rK[None, None, 0, s], accS)
             warpgroup.commit_group()
@@ -154,10 +160,11 @@ class Scanning:
                 ops.bar_arrive(here)
         narrow(accO, o)
         self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
-        if last:
-            if cutlass.const_expr(not self.plan.boundary):
-                self.decay(e_at + s * self.plan.stage, accS)
-            cute.autovec_copy(accS, state(S))
+        if cutlass.const_expr(S is not None):
+            if last:
+                if cutlass.const_expr(not self.plan.boundary):
+                    self.decay(e_at + s * self.plan.stage, accS)
+                store_state(accS, state(S))
 
     def decay(self, place, accS):
         """Scale the key channels of the state by what stands in a stage."""
@@ -177,6 +184,26 @@ class Scanning:
         cute.autovec_copy(o_s, x)
         below(row, end, x, at)
         cute.arch.sync_warp()
+
+
+def load_state(source, acc):
+    """A state of either dtype."""
+    if source.element_type is F32:
+        cute.autovec_copy(source, acc)
+        return
+    narrow_one = cute.make_rmem_tensor(acc.layout, source.element_type)
+    cute.autovec_copy(source, narrow_one)
+    acc.store(narrow_one.load().to(F32))
+
+
+def store_state(acc, target):
+    """A state in the dtype of ``target``, rounded once."""
+    if target.element_type is F32:
+        cute.autovec_copy(acc, target)
+        return
+    narrow_one = cute.make_rmem_tensor(acc.layout, target.element_type)
+    narrow_one.store(acc.load().to(target.element_type))
+    cute.autovec_copy(narrow_one, target)
 
 
 def below(row, end, values, at):

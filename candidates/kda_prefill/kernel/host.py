@@ -18,10 +18,10 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
-from .entry import Config, FusedConfig, boundary_words
+from .config import Config, FusedConfig, boundary_words
 from .fused import Fused
-from .fused_plan import BT
 from .image import HEAD, ImageLayout
+from .options import PLAIN, Options
 from .prep import Prep
 from .scan import Scan
 
@@ -52,8 +52,15 @@ one segment; scale: a Python float.
 """
 
 
-FUSED_ABI = (*ABI[: ABI.index("images")], "scale", "pieces")
-"""The same for the fused kernel; pieces: a Python int of at least 1."""
+FUSED_ABI = (
+    *ABI[: ABI.index("images")], "scale", "pieces", "A_log", "dt_bias", "lower_bound",
+)  # fmt: skip
+"""The same for the fused kernel, where dtypes and strides are those of its :class:`.Options`.
+
+pieces: a Python int of at least 1; A_log: fp32 ``[HV]``; dt_bias: fp32 ``[HV, 128]``; lower_bound:
+a Python float.  What the options do without is None, as are cu_seqlens if offsets are ``equal``,
+when q, k, v, g, beta and o begin with ``[B, T]``.
+"""
 
 
 class NoFunctionError(TypeError):
@@ -146,11 +153,59 @@ def scan_job(config: Config, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
     return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
 
 
-def fused_job(config: FusedConfig, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
+class _FusedArguments:
+    """As :class:`_Arguments`, in any form."""
+
+    def __init__(self, with_state: bool, options: Options) -> None:
+        H, HV, N = (cute.sym_int() for _ in range(3))
+        if options.compact:
+            HV = H
+        lead: tuple[Any, ...] = (cute.sym_int(),)
+        self.CU = None
+        if options.offsets == "equal":
+            lead = (N, cute.sym_int())
+        else:
+            kind = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
+            self.CU = _fake(kind, (cute.sym_int(),), align=kind.width // 8)
+        view = _fake if options.compact else _strided
+        self.Q, self.K = (view(cutlass.BFloat16, (*lead, H, HEAD)) for _ in range(2))
+        self.V = view(cutlass.BFloat16, (*lead, HV, HEAD))
+        self.O = _fake(cutlass.BFloat16, (*lead, HV, HEAD))
+        self.G = view(_TYPES[options.gate_dtype], (*lead, HV, HEAD))
+        kind = _TYPES[options.beta_dtype]
+        self.B = view(kind, (*lead, HV), align=kind.width // 8)
+        state = (N, HV, HEAD, HEAD)
+        self.S0 = _fake(_TYPES[options.initial_state], state) if with_state else None
+        self.S = None
+        if options.final_state is not None:
+            self.S = _fake(_TYPES[options.final_state], state)
+        self.A_log = _fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
+        self.dt_bias = _fake(cutlass.Float32, (HV, HEAD), align=4) if options.bias else None
+        self.bound = cutlass.Float32(-1.0) if options.gate == "safe" else None
+        self.scale = cutlass.Float32(1.0)
+        self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+_TYPES = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}
+
+
+def _strided(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
+    """Tensor with strides of its own, but in the last dimension of a tensor of channels."""
+    step = max(align * 8 // dtype.width, 1)
+    free = len(shape) if shape[-1] is not HEAD else len(shape) - 1
+    strides = [cute.sym_int64(divisibility=step) for _ in range(free)]
+    strides += [1] * (len(shape) - free)
+    return cute.runtime.make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
+
+
+def fused_job(
+    config: FusedConfig, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
     """The fused kernel, with the arguments to compile it."""
-    a = _Arguments(Config(bt=BT, anchor="mid"), with_state)
-    return Fused(config.frame, config.builders), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.scale, cutlass.Int32(1), a.stream,
+    a = _FusedArguments(with_state, options)
+    return Fused(config.frame, config.builders, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.scale, cutlass.Int32(1),
+        a.A_log, a.dt_bias, a.bound, a.stream,
     )  # fmt: skip
 
 
@@ -199,7 +254,9 @@ def compile_call(config: Config, with_state: bool) -> Callable[..., None]:
     return bare_function(compiled)
 
 
-def compile_fused(config: FusedConfig, with_state: bool) -> Callable[..., None]:
+def compile_fused(
+    config: FusedConfig, with_state: bool, options: Options = PLAIN
+) -> Callable[..., None]:
     """Compile the fused kernel into one call; see :data:`FUSED_ABI`.
 
     Raises
@@ -207,7 +264,7 @@ def compile_fused(config: FusedConfig, with_state: bool) -> Callable[..., None]:
     NoFunctionError
         If the DSL returned something else than a TVM-FFI function.
     """
-    compiled, _ = compile_function(*fused_job(config, with_state))
+    compiled, _ = compile_function(*fused_job(config, with_state, options))
     return bare_function(compiled)
 
 

@@ -12,10 +12,11 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from candidates._base import Build, BuildError, KernelResources, Schedule, ToolchainError
-from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.config import Config, FusedConfig
+from candidates.kda_prefill.kernel.fused_plan import BT
 from candidates.kda_prefill.kernel.resources import (
     Cubin,
     budget_problems,
@@ -27,7 +28,6 @@ from candidates.kda_prefill.kernel.toolchain import require_dsl
 if TYPE_CHECKING:
     import torch
 
-    from candidates.kda_prefill.kernel.entry import Config, FusedConfig
     from operations import Inputs, Outputs
 
 __all__ = ["LoadedSchedule", "compile_schedule", "kernel_names", "load_schedule"]
@@ -79,7 +79,7 @@ def compile_schedule(schedule: Schedule) -> Build:
     """
     config = _config(schedule)
     require_dsl()
-    if _is_fused(config):
+    if isinstance(config, FusedConfig):
         parts: tuple[_Part, ...] = (_fused_part(replace(config, waves=1)),)
     else:
         parts = (
@@ -138,7 +138,7 @@ class LoadedSchedule:
         self._in_place = False
         self.kernel_names: tuple[str, ...] = _FUSED_NAMES
         self.chunk_tokens = BT
-        if isinstance(config, _entry().Config):
+        if isinstance(config, Config):
             self._in_place = config.segments == 1
             self.kernel_names = kernel_names(config.segments)
             self.chunk_tokens = config.bt
@@ -169,9 +169,11 @@ class LoadedSchedule:
         state, scale = inputs.get("initial_state"), inputs.get("scale")
         if args[-1] is None:
             raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
-        entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
+        options = entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
+        if isinstance(self.config, Config):
+            entry.arguments.decline_for_split(options)
         launcher = _compile(
-            lambda: entry.prepare(self.config, args[0], args[-1], state), str(self.config)
+            lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
         )
         call = functools.partial(
             launcher,
@@ -197,20 +199,15 @@ def _entry() -> Any:
     return entry
 
 
-def _config(schedule: Schedule) -> Any:
+def _config(schedule: Schedule) -> Config | FusedConfig:
     """The :class:`Config` or :class:`FusedConfig` of a schedule."""
     values = schedule.as_dict()
     try:
         if values.pop("form", "split") == "fused":
-            FusedPlan(str(values["frame"]), int(values["builders"]))
-            return _entry().FusedConfig(**values)
-        return _entry().Config.of(values)
+            return FusedConfig.of(values)
+        return Config.of(values)
     except ValueError as error:
         raise BuildError(f"{schedule.key}: {error}") from error
-
-
-def _is_fused(config: Config | FusedConfig) -> TypeGuard[FusedConfig]:
-    return hasattr(config, "waves")  # the class is not at hand without torch
 
 
 def _without_scan(config: Config) -> Config:
@@ -226,7 +223,7 @@ def _prep_part(config: Config) -> _Part:
 
 @functools.lru_cache(maxsize=_PARTS)
 def _scan_part(bt: int, rows: int, segments: int) -> _Part:
-    config = _entry().Config(bt, "start", rows, segments)
+    config = Config(bt, "start", rows, segments)
     return _compile_part("scan", lambda host: host.scan_job(config, True))
 
 

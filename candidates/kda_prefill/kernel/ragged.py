@@ -10,25 +10,46 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-__all__ = ["bounds", "locate"]
+__all__ = ["bounds", "locate", "offset"]
 
-I32 = cutlass.Int32
+I32, I64 = cutlass.Int32, cutlass.Int64
 
 PER_LANE = 4
 """Offsets a lane loads at once: a long batch is bound by the latency of its loads."""
 
 
 @cute.jit
-def bounds(CU: cute.Tensor, n, T):
-    """Rows ``[m_n, m_{n+1})`` of sequence ``n``, 0 <= n < N."""
+def offset(CU: cute.Tensor, i, T):
+    """Offset ``i``, at most T; one of 64 bits is cut to -1..T before it loses its upper half."""
+    at = CU[i]
+    if cutlass.const_expr(CU.element_type is I64):
+        at = I32(max(min(at, I64(T)), I64(-1)))
+    else:
+        at = min(at, T)
+    return at
+
+
+@cute.jit
+def bounds(CU, n, T):
+    """Rows ``[m_n, m_{n+1})`` of sequence ``n``, 0 <= n < N; CU may be the length of all."""
+    if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
+        lo, hi = n * CU, n * CU + CU
+    else:
+        lo, hi = ragged_bounds(CU, n, T)
+    return lo, hi
+
+
+@cute.jit
+def ragged_bounds(CU: cute.Tensor, n, T):
+    """:func:`bounds` by offsets."""
     lane = cute.arch.lane_idx()
     lo = I32(0)
     for first in cutlass.range(0, n + 1, 32 * PER_LANE, unroll=1):
         for k in cutlass.range_constexpr(PER_LANE):
             # Beyond n, read n once more: the maximum does not change.
-            lo = max(lo, min(CU[min(first + 32 * k + lane, n)], T))
+            lo = max(lo, offset(CU, min(first + 32 * k + lane, n), T))
     lo = cute.arch.warp_redux_sync(lo, "max")
-    return lo, max(lo, min(CU[n + 1], T))
+    return lo, max(lo, offset(CU, n + 1, T))
 
 
 @cute.jit
@@ -51,12 +72,12 @@ def locate(CU: cute.Tensor, slot, T, bt: cutlass.Constexpr, unroll: cutlass.Cons
     first = I32(0)
     while first <= N:
         index = first + lane * PER_LANE
-        offset = [I32(0)] * PER_LANE
+        ends = [I32(0)] * PER_LANE
         for k in cutlass.range_constexpr(PER_LANE):
-            offset[k] = min(CU[min(index + k, N)], T)  # beyond N: N once more
+            ends[k] = offset(CU, min(index + k, N), T)  # beyond N: N once more
         highest = I32(0)
         for k in cutlass.range_constexpr(PER_LANE):
-            highest = max(highest, offset[k])
+            highest = max(highest, ends[k])
         # Inclusive over lanes, then what the lanes before have.
         for d in (1, 2, 4, 8, 16):
             below = cute.arch.shuffle_sync_up(highest, offset=d, mask_and_clamp=0)
@@ -68,7 +89,7 @@ def locate(CU: cute.Tensor, slot, T, bt: cutlass.Constexpr, unroll: cutlass.Cons
         m = max(reach, m)
         mine, m_mine, m_next = I32(-1), I32(0), T
         for k in cutlass.range_constexpr(PER_LANE):
-            m = max(m, offset[k])
+            m = max(m, ends[k])
             if index + k < N and m // span + index + k <= turn:
                 mine = index + k
                 m_mine = m

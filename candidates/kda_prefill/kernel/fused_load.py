@@ -1,0 +1,307 @@
+"""How the fused kernel takes its inputs: strides, gates to activate, logits, keys to normalise.
+
+The plain form (:data:`.options.PLAIN`) is what the builders' own code has; the rest of a call's
+:class:`.options.Options` is here.
+
+* **Gates** come into shared memory as they are, 2 or 4 bytes an element, and are activated where
+  they are summed: a sigmoid is 1 / (1 + 2^y), a softplus max(z, 0) + log2(1 + 2^-|z|) in units of
+  ln 2.  Approximations of hardware are relative, so that slow gates keep their digits.  Rows past
+  a sequence's end are set to what both activations make 0 of.
+* **l2norm** never touches an element of q or k.  With rho = 1 / (|k|^2 + eps) and k taken as it is,
+  the chunk is that of ``beta rho`` in beta's place and of values divided by sqrt(rho), of which the
+  latter only shows in the factor that makes U.  q's norm scales rows of Aqk and of the output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from candidates.kda_prefill.kernel import fused_ops as ops
+from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.options import L2NORM_EPS, LOWEST_BOUND, Options
+
+__all__ = ["Gates", "Load"]
+
+BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
+LOG2E = math.log2(math.e)
+INFINITY = math.inf
+
+_SLOPE_BITS = 100
+"""exp(A_log) is kept between 2^-100 and 2^100: its product with an infinite number is no NaN."""
+
+_SMALL = 1 / 16
+_LOG2_1P = (1.44269248, -0.72060912, 0.44889128)
+"""log2(1 + t) / t for t up to _SMALL, to 2e-6; the error of the hardware's log2 is absolute."""
+
+
+class Gates(NamedTuple):
+    """g and what activates it.
+
+    Attributes
+    ----------
+    g : cute.Tensor
+        [T, HV, 128], fp32 or bf16.
+    A_log : cute.Tensor or None
+        fp32 [HV].
+    dt_bias : cute.Tensor or None
+        fp32 [HV, 128].
+    bound : Float32 or None
+        Of a safe gate.
+    """
+
+    g: cute.Tensor
+    A_log: cute.Tensor | None
+    dt_bias: cute.Tensor | None
+    bound: cutlass.Float32 | None
+
+
+class Load:
+    """The part of the fused kernel that knows in which form its inputs come."""
+
+    plan: FusedPlan
+    options: Options
+
+    # ------------------------------------------------------------------------- addresses
+
+    @property
+    def plain_rows(self) -> bool:
+        """Whether a row of every tensor is found by one number, and gates have 4 bytes."""
+        return self.options.compact and self.options.gate_bytes == 4
+
+    def origin(self, K, G, row, h):
+        """A sequence's first row for :meth:`fetch`, and heads: of values, and of keys."""
+        if self.options.compact:
+            return row, (h, h)
+        return row, (h, h // (G.g.shape[1] // K.shape[1]))
+
+    def row_at(self, X, row, h):
+        """Address of a row's first channel, by the tensor's own strides."""
+        size = X.element_type.width // 8
+        at = X.iterator.toint() + I64(X.stride[1]) * I64(h * size)
+        return op.mad_wide(row, I32(X.stride[0]) * size, at)
+
+    @cute.jit
+    def fetch_rows(self, Q, K, G, c, rows, row, own, tokens, half, lane, heads):
+        """As :meth:`.fused_build.Build.fetch`, whatever the strides and the width of gates."""
+        lane = ops.opaque(lane)
+        for X, h, first in ((G.g, heads[0], 0), (K, heads[1], 8192), (Q, heads[1], 12288)):
+            size = X.element_type.width // 8
+            pieces = 64 * size // 16  # of 16 bytes, of one row's half
+            at_once = 32 // pieces  # rows
+            r, col = tokens * 8 + lane // pieces, half * (64 * size) + lane % pieces * 16
+            source = self.row_at(X, row + (c * BT + r), h) + I64(col)
+            target = own + first + r * (HEAD * size) + col
+            step = I32(X.stride[0]) * (size * at_once)
+            for i in cutlass.range_constexpr(8 // at_once):
+                valid = op.select(r + i * at_once < rows, I32(16), I32(0))
+                here = op.mad_wide(step, I32(i), source)
+                ops.copy16(target, here, valid, i * at_once * HEAD * size)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def fetch_value_rows(self, V, c, rows, row, sv, half, tokens, lane, heads):
+        """As :meth:`.fused_build.Build.fetch_values`, whatever the strides."""
+        if tokens == 1:
+            lane = ops.opaque(lane)
+            r = lane // 8
+            source = self.row_at(V, row + (c * BT + r), heads[0]) + I64(half * 128 + lane % 8 * 16)
+            dst = sv + half * 2048 + r * 128 + ((lane % 8) ^ r) * 16
+            step = I32(V.stride[0]) * 8
+            for i in cutlass.range_constexpr(4):
+                valid = op.select(r + 4 * i < rows, I32(16), I32(0))
+                here = op.mad_wide(step, I32(i), source)
+                ops.copy16(dst ^ (64 * (i % 2)), here, valid, 4 * i * 128)
+            cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def prefetch_row(self, Q, K, V, G, row, heads, lane):
+        """Address of a lane's 128 bytes of one row of g, k, q or v; of the first ten or eight."""
+        lines = self.options.gate_bytes
+        at = self.row_at(G.g, row, heads[0]) + I64(lane * 128)
+        for i, (X, h) in enumerate(((K, heads[1]), (Q, heads[1]), (V, heads[0]))):
+            if lane >= lines + 2 * i:
+                at = self.row_at(X, row, h) + I64((lane - lines) % 2 * 128)
+        return at
+
+    # ----------------------------------------------------------------------------- gates
+
+    def gate_source(self, sg, tokens, channel):
+        """Where a lane's two gates of its warp's first token lie in shared memory."""
+        size = self.options.gate_bytes
+        return sg + tokens * (8 * HEAD * size) + channel * size
+
+    def gate_constants(self, G, h, channel, count=2):
+        """What activates gates of ``count`` neighbouring channels; None where nothing does."""
+        if not self.options.raw_gate:
+            return None
+        bits = cute.arch.fmin(cute.arch.fmax(G.A_log[h] * LOG2E, -_SLOPE_BITS), _SLOPE_BITS)
+        slope = op.exp2(bits)
+        by = -slope * LOG2E if self.options.gate == "safe" else F32(LOG2E)
+        bias = [F32(0.0)] * count
+        if self.options.bias:
+            bias = [G.dt_bias[h, channel + i] * by for i in range(count)]
+        if self.options.gate == "safe":
+            return by, bias, G.bound * LOG2E, None
+        return by, bias, -slope, ops.rcp(slope) * F32(-LOWEST_BOUND * LOG2E)
+
+    def load_gates(self, source, r):
+        """A lane's two numbers of token ``r`` of its warp."""
+        if self.options.gate_bytes == 2:
+            return op.unpack(ops.load_shared32(source, r * 2 * HEAD))
+        return op.load_f32x2(source, r * 4 * HEAD)
+
+    def add_gates(self, x, constants, total):
+        """``total`` and the gates made of ``x``, in units of ln 2; below LOWEST_BOUND as that."""
+        if constants is None:
+            return [
+                op.fma(cute.arch.fmax(x[i], LOWEST_BOUND), F32(LOG2E), total[i])
+                for i in range(len(x))
+            ]
+        by, bias, factor, most = constants
+        out = []
+        for i in range(len(x)):
+            y = op.fma(x[i], by, bias[i])
+            if self.options.gate == "safe":
+                shape = ops.rcp(op.exp2(y) + F32(1.0))
+            else:
+                shape = cute.arch.fmin(softplus(y), most)
+            out.append(op.fma(shape, factor, total[i]))
+        return out
+
+    def gates(self, x, constants):
+        """The gates made of ``x``, in natural units; plain ones as they are."""
+        if constants is None:
+            return list(x)
+        return [y * F32(1 / LOG2E) for y in self.add_gates(x, constants, [F32(0.0)] * len(x))]
+
+    @cute.jit
+    def blank(self, sg, rows, tokens, half, lane):
+        """Of a warp's gates to activate, those of tokens from ``rows`` on: no decay."""
+        size = self.options.gate_bytes
+        if rows < BT:
+            row = self.gate_source(sg, tokens, half * 64 + lane * 2)
+            for r in cutlass.range_constexpr(8):
+                if tokens * 8 + r >= rows:
+                    if cutlass.const_expr(size == 2):
+                        op.store32(row, I32(-8323200), r * HEAD * size)  # twice bf16 -inf
+                    else:
+                        op.store_f32x2(row, F32(-INFINITY), F32(-INFINITY), r * HEAD * size)
+            ops.sync_warp()
+
+    # ------------------------------------------------------------------- write strengths
+
+    def strength(self, B, row, h):
+        """beta of one token, or its logit."""
+        return F32(B[row, h])
+
+    @property
+    def no_strength(self):
+        """What stands for beta, or its logit, behind a sequence's end."""
+        return F32(-INFINITY if self.options.beta_logits else 0.0)
+
+    def activated(self, beta):
+        """beta of what was loaded for it."""
+        if not self.options.beta_logits:
+            return beta
+        return ops.rcp(op.exp2(beta * F32(-LOG2E)) + F32(1.0))
+
+    # ---------------------------------------------------------------------------- l2norm
+
+    def squares(self, sk, sq, sb, tokens, half, lane):
+        """Sums of squares of a warp's 8 tokens over its 64 channels, of k and of q.
+
+        A token's channels are spread over four lanes, as operands of mma are: the products of 8
+        tokens with themselves have the sums on their diagonal, whatever the order of channels.
+        """
+        token, quarter = lane // 4, lane % 4
+        first = (tokens * 8 + token) * (2 * HEAD) + half * 128 + quarter * 32
+        near = token % 2 * 16  # neighbours start with different halves: no bank conflict
+        for i, source in enumerate((sk, sq)):
+            words = [
+                *op.load_i32x4(source + (first + near)),
+                *op.load_i32x4(source + (first + (16 - near))),
+            ]
+            acc, zero = op.zeros(), I32(0)
+            for j in range(0, 8, 2):
+                acc = op.mma(acc, [words[j], zero, words[j + 1], zero], words[j : j + 2])
+            own = op.select(token % 2 == 0, acc[0], acc[1])
+            self.store_square(sb, own, (tokens * 8 + token) * 16 + i * 8 + half * 4, lane)
+
+    @cute.jit
+    def store_square(self, sb, value, place, lane):
+        if lane % 4 == lane // 8:  # columns 2 (lane % 4) and one more: the token itself
+            op.store_f32(sb + place, value, 128)
+
+    def square(self, sb, token, query):
+        """|x|^2 + eps of a token's k or q."""
+        x, y = op.load_f32x2(sb + token * 16, 128 + 8 * query)
+        return x + y + F32(L2NORM_EPS)
+
+    def output_scale(self, sb, token, scale):
+        """Factor of a token's output."""
+        if not self.options.l2norm:
+            return scale
+        return ops.rsqrt(self.square(sb, token, 1)) * scale
+
+    def write_strength(self, sb, token):
+        """beta, of k as it is."""
+        beta = op.load_f32(sb + token * 4)
+        if not self.options.l2norm:
+            return beta
+        return beta * ops.rcp(self.square(sb, token, 0))
+
+    @cute.jit
+    def put_output_scales(self, at, s, sb, scale, w, lane):
+        """For the scan: the factors of a stage's 16 tokens."""
+        if w == 2:
+            if lane < BT:
+                op.store_f32(
+                    at + s * 64 + lane * 4, self.output_scale(sb, lane, scale), self.plan.off_scale
+                )
+
+    def output_scales(self, at, s, lane):
+        """The four that an accumulator of 16 token columns needs: of 2 (lane % 4), and 8 on."""
+        place = at + s * 64 + lane % 4 * 8
+        return [
+            *op.load_f32x2(place, self.plan.off_scale),
+            *op.load_f32x2(place, self.plan.off_scale + 32),
+        ]
+
+    # ---------------------------------------------------------------------------- guard
+
+    def guard_row(self, K, G, B, row, r, h, H, lane):
+        """Row ``row + r`` as the guard reads it: gates and keys of a lane's four channels, beta."""
+        size = self.options.gate_bytes
+        if self.options.compact:
+            src = (I64(row) * H + h) * HEAD + lane * 4 + r * H * HEAD
+            at = lambda X, _, size: X.iterator.toint() + src * size
+        else:
+            heads = self.origin(K, G, row, h)[1]
+            at = lambda X, i, size: self.row_at(X, row + r, heads[i]) + I64(lane * 4 * size)
+        if size == 4:
+            code = "ld.global.nc.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+            gates = op.ptx(code, [F32] * 4, [at(G.g, 0, size)])
+        else:
+            gates = [x for pair in load_pairs(at(G.g, 0, size)) for x in op.unpack(pair)]
+        keys = load_pairs(at(K, 1, 2))
+        beta = self.activated(self.strength(B, row + r, h))
+        return self.gates(gates, self.gate_constants(G, h, lane * 4, 4)), keys, beta
+
+
+def load_pairs(address):
+    """Four bf16 of global memory."""
+    return op.ptx("ld.global.nc.v2.b32 {{$w0}, {$w1}}, [{$r0}];", [I32] * 2, [address])
+
+
+def softplus(z):
+    """log2(1 + 2^z), to 3e-6 of itself."""
+    t = op.exp2(-cute.arch.fmax(z, -z))
+    near = op.fma(op.fma(F32(_LOG2_1P[2]), t, F32(_LOG2_1P[1])), t, F32(_LOG2_1P[0])) * t
+    tail = op.select(t < F32(_SMALL), near, ops.log2(t + F32(1.0)))
+    return cute.arch.fmax(z, F32(0.0)) + tail
