@@ -148,7 +148,7 @@ def test_missing_arrivals_are_reported_and_do_not_hang(monkeypatch: pytest.Monke
     function, cubin, ptx = fused_compile.compiled_fused("middle", 2, False)
     broken = ptx.replace("mbarrier.arrive", "//mbarrier.arrive")
     assert len(Program(broken).instructions) < len(Program(ptx).instructions)
-    monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_: (function, cubin, broken))
+    monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_, **__: (function, cubin, broken))
     with pytest.raises(Deadlock):
         fused_compile.run_fused("middle", 2, inputs, 1)
 
