@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
-from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout, unroll_of
 from candidates.kda_prefill.kernel.prep_plan import Plan
 
@@ -213,15 +213,6 @@ class FusedSchedule:
         }
         return Schedule.of(PARAMETERS, values)
 
-    @property
-    def steps(self) -> int:
-        """Gates summed in the largest exponent, as :func:`exponent_steps`.
-
-        Factors are anchored at the middle of 16 tokens; in the middle frame the decay spans two
-        half chunks as one factor.
-        """
-        return BT if self.frame == "middle" else BT // 2
-
 
 def is_fused(schedule: Schedule) -> bool:
     """Whether the schedule is one of the fused kernel."""
@@ -256,9 +247,11 @@ def gate_bound(schedule: Schedule) -> float | None:
     schedule would otherwise escape its gate by declaring the production regimes out of its
     contract: 64 tokens anchored in the middle are right down to -2.5 only, declare -5 like
     everybody, and are rejected by what they return there.
+
+    The fused kernel bears any gate: chunks that are too steep for its frame go another way.
     """
     if is_fused(schedule):
-        return min(-EXPONENT_BUDGET / FusedSchedule.of(schedule).steps, CONTRACT_GATE)
+        return None
     own = own_bound(KdaSchedule.of(schedule))
     return None if own is None else min(own, CONTRACT_GATE)
 

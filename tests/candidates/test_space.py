@@ -166,9 +166,8 @@ def test_the_fused_form_has_knobs_of_its_own() -> None:
         FAMILY.schedule({**FUSED[0].as_dict(), "bt": 16})
 
 
-def test_the_fused_frames_declare_what_their_decays_bear() -> None:
-    assert FAMILY.gate_bound(FusedSchedule("middle", 3, 1).schedule()) == -5.0
-    assert FAMILY.gate_bound(FusedSchedule("boundary", 2, 1).schedule()) == -10.0
+def test_the_fused_form_declares_no_gate_bound() -> None:
+    assert {FAMILY.gate_bound(schedule) for schedule in FUSED} == {None}
 
 
 def test_builders_that_would_spill_are_refused_by_name() -> None:

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 
-__all__ = ["BT", "GUARD", "LOWER_PITCH", "PITCH", "SCAN_WARPS", "SHORT", "FusedPlan", "pieces_of"]
+__all__ = [
+    "BT",
+    "GUARD",
+    "LOWER_PITCH",
+    "PITCH",
+    "RUN",
+    "RUN_FLOOR",
+    "SCAN_WARPS",
+    "SHORT",
+    "SINGLE_FLOOR",
+    "STEEP",
+    "FusedPlan",
+    "pieces_of",
+]
 
 BT = 16
 """Tokens per chunk."""
@@ -25,6 +38,21 @@ SHORT = 2
 
 GUARD = -14.0
 """A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
+
+STEEP = -40.25
+"""A chunk is steep if the gates of one of its halves sum to less than this in any channel.
+
+Eight gates of -5 are just not.  The decay from one chunk's middle to the next one's spans two
+halves, and stays above e^-80.5: see EXPONENT_BUDGET in :mod:`..space`."""
+
+SINGLE_FLOOR = -75.0
+"""Inside a half of a steep chunk, gates below are read as this when its scores are made."""
+
+RUN, RUN_FLOOR = -80.0, -20.0
+"""Where up to four such gates in a row sum to less than RUN, each is read as RUN_FLOOR at least.
+
+What precedes a gate of -20 in its half chunk then counts by e^-20 = 2e-9 instead of less, half a
+digit below what fp32 sums resolve; and no exponent is above 80."""
 
 _REGISTERS = {(3, False): (152, 56), (2, False): (168, 88), (2, True): (168, 88)}
 """Registers of a scanning and a building thread, by (builders, boundary frame)."""
@@ -102,13 +130,13 @@ class FusedPlan:
     @property
     def off_group(self) -> int:
         """Per builder: g, k, q, v of its next chunk, L, X and beta; in the boundary frame, q and k
-        scaled to the middle token, and the exponentials of the two halves' sums."""
+        scaled to the middle token; and the two halves' sums, or exponentials of them."""
         return self.off_o + SCAN_WARPS * PITCH * BT * 2
 
     @property
     def size_group(self) -> int:
-        own = 8192 + 3 * 4096 + 2048 + 1024
-        return own + 2 * 4096 + 1024 if self.boundary else own
+        own = 8192 + 3 * 4096 + 2048 + 1024 + 1024
+        return own + 2 * 4096 if self.boundary else own
 
     @property
     def off_sum(self) -> int:
@@ -116,8 +144,13 @@ class FusedPlan:
         return self.off_group + self.builders * self.size_group
 
     @property
-    def off_guard(self) -> int:
+    def off_end(self) -> int:
+        """Of a steep chunk: its whole decay, in the order of a stage's."""
         return self.off_sum + self.stages * 4 * HEAD
+
+    @property
+    def off_guard(self) -> int:
+        return self.off_end + self.stages * 4 * HEAD
 
     @property
     def off_bar(self) -> int:
@@ -125,9 +158,14 @@ class FusedPlan:
         return self.off_guard + 128
 
     @property
+    def off_steep(self) -> int:
+        """Whether the chunk in each stage is steep, int32."""
+        return self.off_bar + 3 * 8 * self.stages
+
+    @property
     def off_scale(self) -> int:
         """Factors of the outputs of each chunk in the ring, if there are some."""
-        return self.off_bar + 3 * 8 * self.stages
+        return self.off_steep + (4 * self.stages + 7) // 8 * 8
 
     @property
     def smem_bytes(self) -> int:
