@@ -21,18 +21,11 @@ from candidates.kda_prefill.emulate import (
     _exp,
     _initial_state,
     _Plan,
+    inside_exponents,
     triangular_inverse,
 )
-from candidates.kda_prefill.kernel.fused_plan import (
-    BT,
-    GUARD,
-    RUN,
-    RUN_FLOOR,
-    SHORT,
-    SINGLE_FLOOR,
-    STEEP,
-    pieces_of,
-)
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
 __all__ = ["SMS", "emulate", "largest_exponent", "warm_ups"]
@@ -91,7 +84,7 @@ def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
     chunks = _Chunks.of(_Plan.of(_CHUNKS, inputs), inputs)
     if not chunks.up.numel():
         return 0.0
-    inside = _inside(chunks.g).abs().amax((-1, -2))
+    inside = inside_exponents(chunks.g).abs().amax((-1, -2))
     factors = torch.where(chunks.steep, inside, chunks.up.abs().amax((-1, -2)))
     largest = float(factors.max())
     if view.frame == "middle":  # what decays the state between two middles
@@ -141,7 +134,7 @@ class _Chunks:
         head, tail = halves[:, :, 0, -1], halves[:, :, 1, -1]
         up = torch.cat([halves[:, :, 0] - head[:, :, None], halves[:, :, 1]], 2)
         q, k, v, beta = (take(inputs[name]) for name in ("q", "k", "v", "beta"))
-        steep = (torch.minimum(head, tail) < STEEP).any(-1)
+        steep = (torch.minimum(head, tail) < STEEP_HALF).any(-1)
         return cls(q, k, v, g, beta, up, head, tail, steep)
 
 
@@ -159,22 +152,6 @@ def _held(x: Tensor, steep: Tensor) -> Tensor:
     return x.masked_fill(steep[..., None], 0.0)
 
 
-def _inside(g: Tensor) -> Tensor:
-    """Gates summed from the middle of each half chunk, with the floors of a steep chunk's scores.
-
-    ``g`` and what is returned are ``[C, H, BT, K]``.
-    """
-    quarter = _HALF // 2
-    gates = g.clamp(min=SINGLE_FLOOR).unflatten(2, (2, 2, quarter))  # chunk, head, half, side
-    before, after = gates[:, :, :, 0, 1:], gates[:, :, :, 1]
-    before, after = (
-        torch.where(x.sum(-2, keepdim=True) < RUN, x.clamp(min=RUN_FLOOR), x)
-        for x in (before, after)
-    )
-    before = torch.nn.functional.pad(-before.flip(-2).cumsum(-2).flip(-2), (0, 0, 0, 1))
-    return torch.cat([before, after.cumsum(-2)], -2).flatten(2, 3)
-
-
 def _prepare(x: _Chunks, middle: bool) -> _Images:
     """Everything that depends on the chunk alone, in the frame of its middle or of its ends."""
     rows, columns = _exp(x.up), _exp(-x.up)
@@ -182,7 +159,7 @@ def _prepare(x: _Chunks, middle: bool) -> _Images:
     aqk, akk = q_rows @ k_columns.transpose(-1, -2), k_rows @ k_columns.transpose(-1, -2)
     steep = x.steep[..., None, None]
     if steep.any():
-        inside = _inside(x.g)
+        inside = inside_exponents(x.g)
         up, down = _exp(inside), _bf16(x.k * _exp(-inside)).transpose(-1, -2)
         half = torch.arange(BT) // _HALF
         own = steep & (half[:, None] == half)

@@ -14,10 +14,10 @@ from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     GUARD,
     SHORT,
-    STEEP,
     FusedPlan,
     pieces_of,
 )
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
 from operations.kda_prefill import KdaWorkload
 
@@ -192,7 +192,10 @@ def test_no_exponent_leaves_the_budget_whatever_the_gates() -> None:
         schedule = FusedSchedule(frame, 2, 1).schedule()
         for regime in OPERATION.regimes:
             _, inputs = inputs_of((40, 0, 64), regime)
-            assert emulate_fused.largest_exponent(schedule, inputs) <= -2 * STEEP, (frame, regime)
+            assert emulate_fused.largest_exponent(schedule, inputs) <= -2 * STEEP_HALF, (
+                frame,
+                regime,
+            )
 
 
 def test_gates_of_production_are_never_steep() -> None:

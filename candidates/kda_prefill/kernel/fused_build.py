@@ -16,11 +16,11 @@ from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,
     SCAN_WARPS,
-    STEEP,
     FusedPlan,
 )
 from candidates.kda_prefill.kernel.fused_steep import Steep
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 
 __all__ = ["Build"]
 
@@ -335,7 +335,9 @@ class Build(Steep, Load):
 
     def vote(self, number, total):
         """:func:`.fused_ops.sync_group` of the group; whether any half of any channel is steep."""
-        return ops.sync_group_below(number, cute.arch.fmin(total[0], total[1]), F32(STEEP * LOG2E))
+        return ops.sync_group_below(
+            number, cute.arch.fmin(total[0], total[1]), F32(STEEP_HALF * LOG2E)
+        )
 
     @cute.jit
     def score_tile(self, stage, sp, w, lane):

@@ -11,12 +11,8 @@ __all__ = [
     "GUARD",
     "LOWER_PITCH",
     "PITCH",
-    "RUN",
-    "RUN_FLOOR",
     "SCAN_WARPS",
     "SHORT",
-    "SINGLE_FLOOR",
-    "STEEP",
     "FusedPlan",
     "pieces_of",
 ]
@@ -38,21 +34,6 @@ SHORT = 2
 
 GUARD = -14.0
 """A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
-
-STEEP = -40.25
-"""A chunk is steep if the gates of one of its halves sum to less than this in any channel.
-
-Eight gates of -5 are just not.  The decay from one chunk's middle to the next one's spans two
-halves, and stays above e^-80.5: see EXPONENT_BUDGET in :mod:`..space`."""
-
-SINGLE_FLOOR = -75.0
-"""Inside a half of a steep chunk, gates below are read as this when its scores are made."""
-
-RUN, RUN_FLOOR = -80.0, -20.0
-"""Where up to four such gates in a row sum to less than RUN, each is read as RUN_FLOOR at least.
-
-What precedes a gate of -20 in its half chunk then counts by e^-20 = 2e-9 instead of less, half a
-digit below what fp32 sums resolve; and no exponent is above 80."""
 
 _REGISTERS = {(3, False): (152, 56), (2, False): (168, 88), (2, True): (168, 88)}
 """Registers of a scanning and a building thread, by (builders, boundary frame)."""

@@ -1,6 +1,6 @@
 """Steep chunks of the fused kernel: gates so strong that the middle frame cannot hold them.
 
-A chunk is steep if one of its halves decays below e^STEEP in any channel; all warps of a building
+A chunk is steep if a half decays below e^STEEP_HALF in any channel; all warps of a building
 warpgroup vote on it.  Its scores are made of two products without a large exponent,
 
 * second half by first, both anchored at the middle between them, where no exponent is positive;
@@ -20,13 +20,8 @@ import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fused_plan import (
-    BT,
-    RUN,
-    RUN_FLOOR,
-    SINGLE_FLOOR,
-    FusedPlan,
-)
+from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.steep_plan import RUN, RUN_FLOOR, SINGLE_FLOOR
 
 __all__ = ["Steep"]
 

@@ -1,10 +1,11 @@
 """Scores of steep chunks in PREP: gates so strong that an anchor in the middle cannot split them.
 
-A chunk whose window is anchored in its middle is steep if half a window decays below e^-BUDGET in
-any channel; all warps vote on it.  What the anchored operands are right for, the second half of
-a window against the first, is kept; what lies inside a half is multiplied anew, with operands
-that take the places of the anchored ones: halves of 16 tokens are parted once more, and 8 tokens
-are anchored in their own middle, with gates floored so that no exponent is above 80.
+A chunk whose window is anchored in its middle is steep if half a window decays below
+e^STEEP_WINDOW in any channel; all warps vote on it.  What the anchored operands are right for,
+the second half of a window against the first, is kept.  What lies inside a half is multiplied
+anew, with operands that take the places of the anchored ones: halves of 16 tokens are parted once
+more, and 8 tokens are anchored in their own middle, with gates floored so that no exponent is
+above 80.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import cutlass
 import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fused_plan import RUN, RUN_FLOOR, SINGLE_FLOOR
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
@@ -28,17 +28,20 @@ from candidates.kda_prefill.kernel.prep_plan import (
     twist,
 )
 from candidates.kda_prefill.kernel.prep_scores import multiply, positions
+from candidates.kda_prefill.kernel.steep_plan import (
+    RUN,
+    RUN_FLOOR,
+    SINGLE_FLOOR,
+    STEEP_WINDOW,
+)
 
-__all__ = ["STEEP", "SteepScores"]
+__all__ = ["SteepScores"]
 
 F32, I64 = op.F32, op.I64
 LOG2E = math.log2(math.e)
 
 GATE_FLOOR = -100.0
 """As :data:`.prep.GATE_FLOOR`."""
-
-STEEP = -80.5
-"""Sum of the gates of half a window below which the chunk is steep; just below the budget."""
 
 
 class SteepScores:
@@ -58,7 +61,7 @@ class SteepScores:
         op.ptx(
             "{ .reg .pred p; setp.lt.f32 p, {$r0}, {$r1}; @p st.shared.b32 [{$r2}+"
             f"{plan.off_steep}], 1; }}",
-            inputs=[cute.arch.fmin(total[0], total[1]), F32(STEEP * LOG2E), base],
+            inputs=[cute.arch.fmin(total[0], total[1]), F32(STEEP_WINDOW * LOG2E), base],
         )
 
     @cute.jit
