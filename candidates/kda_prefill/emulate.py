@@ -22,7 +22,13 @@ from torch import Tensor
 
 from candidates._base import Schedule
 from candidates.kda_prefill.kernel.image import chunks_of, segment_turns, segments_of
-from candidates.kda_prefill.space import KdaSchedule
+from candidates.kda_prefill.kernel.steep_plan import (
+    RUN,
+    RUN_FLOOR,
+    SINGLE_FLOOR,
+    STEEP_WINDOW,
+)
+from candidates.kda_prefill.space import KdaSchedule, bears_any_gate
 
 __all__ = ["GATE_FLOOR", "INVERSE", "Variant", "emulate", "largest_exponent", "triangular_inverse"]
 
@@ -35,6 +41,9 @@ beside it, and minus infinity does not turn differences of sums into NaN.
 """
 
 _SMALLEST_NORMAL = 2.0**-126
+
+_GROUP = 8
+"""Tokens that steep chunks are taken apart to."""
 
 InverseName = Literal[
     "merged_tf32",
@@ -128,11 +137,15 @@ def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
     """
     view = KdaSchedule.of(schedule)
     chunks = _Chunks.of(_Plan.of(view, inputs), inputs)
+    steep = _steep(view, chunks)
+    pairs = [(product.exponents(chunks.b), ~steep) for product in _products(view)]
+    inside = inside_exponents(chunks.g)
+    pairs.append(((inside, -inside), steep))
     largest = 0.0
-    for product in _products(view):
-        for exponents in product.exponents(chunks.b):
-            if exponents.numel():
-                largest = max(largest, float(exponents.max()))
+    for exponents, formed in pairs:
+        for x in exponents:
+            if x[formed].numel():
+                largest = max(largest, float(x[formed].max()))
     return largest
 
 
@@ -206,12 +219,13 @@ class _Plan:
 class _Chunks:
     """Operands by chunk, ``[C, H, BT, ...]`` in fp32, rows past a sequence's end set to 0.
 
-    ``b`` is the gate summed from the chunk's start, inclusive, in fp32.
+    ``b`` is the gate ``g`` summed from the chunk's start, inclusive, in fp32.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
+    g: Tensor
     b: Tensor
     beta: Tensor
 
@@ -226,6 +240,7 @@ class _Chunks:
             q=take(inputs["q"]),
             k=take(inputs["k"]),
             v=take(inputs["v"]),
+            g=g,
             b=g.cumsum(-2),
             beta=take(inputs["beta"]),
         )
@@ -315,6 +330,9 @@ def _scores(view: KdaSchedule, x: _Chunks, variant: Variant) -> tuple[Tensor, Te
         at = (slice(None), slice(None), product.rows[:, :, None], product.cols[:, None, :])
         aqk[at] = _bf16(x.q[:, :, product.rows] * factor) @ column
         akk[at] = _bf16(x.k[:, :, product.rows] * factor) @ column
+    steep = _steep(view, x)
+    if steep.any():
+        _score_steep(view, x, steep, aqk, akk)
     if view.rule == "halving":  # a token with itself: no exponent, no matrix product
         aqk.diagonal(dim1=-2, dim2=-1).copy_((x.q * x.k).sum(-1))
     lower = torch.ones(view.bt, view.bt).tril().bool()
@@ -322,6 +340,48 @@ def _scores(view: KdaSchedule, x: _Chunks, variant: Variant) -> tuple[Tensor, Te
     if variant.mask == "multiply":
         return aqk * lower, akk * strict
     return aqk.masked_fill(~lower, 0.0), akk.masked_fill(~strict, 0.0)
+
+
+def _steep(view: KdaSchedule, x: _Chunks) -> Tensor:
+    """Which chunks PREP makes the scores of another way, ``[C, H]``."""
+    if view.rule == "halving" or not bears_any_gate(view):
+        return torch.zeros(x.g.shape[:2], dtype=torch.bool)
+    halves = x.g.unflatten(2, (-1, view.window // 2)).sum(3)
+    return (halves < STEEP_WINDOW).flatten(2).any(-1)
+
+
+def inside_exponents(g: Tensor) -> Tensor:
+    """Gates summed from the middle of every 8 tokens, floored as in the scores of a steep chunk.
+
+    ``g`` and what is returned are ``[C, H, BT, K]``.
+    """
+    gates = g.clamp(min=SINGLE_FLOOR).unflatten(2, (-1, 2, _GROUP // 2))
+    # The anchor stands behind the fourth token: the first one's own gate is outside.
+    before, after = (
+        torch.where(x.sum(-2, keepdim=True) < RUN, x.clamp(min=RUN_FLOOR), x)
+        for x in (gates[:, :, :, 0, 1:], gates[:, :, :, 1])
+    )
+    before = torch.nn.functional.pad(-before.flip(-2).cumsum(-2).flip(-2), (0, 0, 0, 1))
+    return torch.cat([before, after.cumsum(-2)], -2).flatten(2, 3)
+
+
+def _score_steep(view: KdaSchedule, x: _Chunks, steep: Tensor, aqk: Tensor, akk: Tensor) -> None:
+    """Replace what lies inside half a window in the scores of steep chunks."""
+    group = torch.arange(view.bt) // _GROUP
+    apart = group[:, None] ^ group
+    groups = x.g.unflatten(2, (-1, _GROUP))
+    onward = groups.cumsum(3)  # from in front of the second 8 tokens, and up to behind the first
+    up_to = torch.nn.functional.pad(groups.flip(3).cumsum(3).flip(3)[:, :, :, 1:], (0, 0, 0, 1))
+    inside = inside_exponents(x.g)
+    steps = [(0, inside, -inside)]
+    if view.window > 2 * _GROUP:
+        steps.append((1, onward.flatten(2, 3), up_to.flatten(2, 3)))
+    for distance, rows, columns in steps:
+        factor = _exp(rows)
+        column = _bf16(x.k * _exp(columns)).transpose(-1, -2)
+        own = steep[..., None, None] & (apart == distance)
+        for scores, operand in ((aqk, x.q), (akk, x.k)):
+            scores.copy_(torch.where(own, _bf16(operand * factor) @ column, scores))
 
 
 def _operand(x: Tensor, precision: str) -> Tensor:

@@ -21,9 +21,11 @@ from candidates.kda_prefill.emulate import (
     _exp,
     _initial_state,
     _Plan,
+    inside_exponents,
     triangular_inverse,
 )
 from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
 __all__ = ["SMS", "emulate", "largest_exponent", "warm_ups"]
@@ -76,15 +78,18 @@ def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
     """Largest exponent that the fused kernel forms, of a factor or, negated, of a decay.
 
     A decay that is flushed to 0 loses what a factor of the next chunk would raise again, so it
-    counts like the factor.
+    counts like the factor.  The whole decay of a steep chunk does not: nothing raises it.
     """
     view = FusedSchedule.of(schedule)
     chunks = _Chunks.of(_Plan.of(_CHUNKS, inputs), inputs)
     if not chunks.up.numel():
         return 0.0
-    largest = max(float(chunks.up.max()), float(-chunks.up.min()), 0.0)
-    if view.frame == "middle":
-        largest = max(largest, float(-(chunks.head + chunks.tail).min()))
+    inside = inside_exponents(chunks.g).abs().amax((-1, -2))
+    factors = torch.where(chunks.steep, inside, chunks.up.abs().amax((-1, -2)))
+    largest = float(factors.max())
+    if view.frame == "middle":  # what decays the state between two middles
+        head, tail = (_held(x, chunks.steep) for x in (chunks.head, chunks.tail))
+        largest = max(largest, float(-(head + tail).min()))
     return largest
 
 
@@ -104,7 +109,8 @@ class _Chunks:
     """Operands by chunk ``[C, H, BT, ...]`` in fp32, rows past a sequence's end 0.
 
     ``up`` is the gate summed from the chunk's middle; ``head`` and ``tail`` ``[C, H, K]`` are
-    the sums of the two halves.
+    the sums of the two halves, and ``steep`` ``[C, H]`` says whether one of these is out of what
+    the middle frame bears.
     """
 
     q: Tensor
@@ -115,6 +121,7 @@ class _Chunks:
     up: Tensor
     head: Tensor
     tail: Tensor
+    steep: Tensor
 
     @classmethod
     def of(cls, plan: _Plan, inputs: Mapping[str, Any]) -> _Chunks:
@@ -127,7 +134,8 @@ class _Chunks:
         head, tail = halves[:, :, 0, -1], halves[:, :, 1, -1]
         up = torch.cat([halves[:, :, 0] - head[:, :, None], halves[:, :, 1]], 2)
         q, k, v, beta = (take(inputs[name]) for name in ("q", "k", "v", "beta"))
-        return cls(q, k, v, g, beta, up, head, tail)
+        steep = (torch.minimum(head, tail) < STEEP_HALF).any(-1)
+        return cls(q, k, v, g, beta, up, head, tail, steep)
 
 
 @dataclass(frozen=True)
@@ -139,20 +147,47 @@ class _Images:
     aqk: Tensor
 
 
+def _held(x: Tensor, steep: Tensor) -> Tensor:
+    """What a half chunk adds to the decay between two frames: nothing where the chunk is steep."""
+    return x.masked_fill(steep[..., None], 0.0)
+
+
 def _prepare(x: _Chunks, middle: bool) -> _Images:
     """Everything that depends on the chunk alone, in the frame of its middle or of its ends."""
     rows, columns = _exp(x.up), _exp(-x.up)
     k_rows, q_rows, k_columns = _bf16(x.k * rows), _bf16(x.q * rows), _bf16(x.k * columns)
+    aqk, akk = q_rows @ k_columns.transpose(-1, -2), k_rows @ k_columns.transpose(-1, -2)
+    steep = x.steep[..., None, None]
+    if steep.any():
+        inside = inside_exponents(x.g)
+        up, down = _exp(inside), _bf16(x.k * _exp(-inside)).transpose(-1, -2)
+        half = torch.arange(BT) // _HALF
+        own = steep & (half[:, None] == half)
+        aqk = torch.where(own, _bf16(x.q * up) @ down, aqk)
+        akk = torch.where(own, _bf16(x.k * up) @ down, akk)
+        b = x.g.clamp(min=GATE_FLOOR).unflatten(2, (2, _HALF)).cumsum(3)
+        b = torch.cat([b[:, :, 0], b[:, :, 1] + x.head[:, :, None]], 2)
+        rest = (
+            x.up[:, :, :_HALF].neg() + x.tail[:, :, None],
+            x.tail[:, :, None] - x.up[:, :, _HALF:],
+        )
+        to_end = torch.cat(rest, 2)
+        k_rows = torch.where(steep, _bf16(x.k * _exp(b)), k_rows)
+        q_rows = torch.where(steep, _bf16(x.q * _exp(b)), q_rows)
+        k_columns = torch.where(steep, _bf16(x.k * _exp(to_end)), k_columns)
     lower = torch.ones(BT, BT).tril().bool()
-    akk = (k_rows @ k_columns.transpose(-1, -2)).masked_fill(~lower.tril(-1), 0.0)
-    aqk = (q_rows @ k_columns.transpose(-1, -2)).masked_fill(~lower, 0.0)
+    akk, aqk = akk.masked_fill(~lower.tril(-1), 0.0), aqk.masked_fill(~lower, 0.0)
     inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, INVERSE)
     write = _bf16(inverse * x.beta.unsqueeze(-2))
     w, u = write @ k_rows, _bf16(write @ x.v)
     if middle:
         return _Images(_bf16(w), u, q_rows, k_columns, aqk)
     head, tail = _exp(x.head).unsqueeze(2), _exp(x.tail).unsqueeze(2)
-    return _Images(_bf16(w * head), u, _bf16(x.q * rows * head), _bf16(x.k * columns * tail), aqk)
+    w = torch.where(steep, w, w * head)
+    q_rows = torch.where(steep, q_rows, _bf16(x.q * rows * head))
+    return _Images(
+        _bf16(w), u, q_rows, torch.where(steep, k_columns, _bf16(x.k * columns * tail)), aqk
+    )
 
 
 def _walk(
@@ -169,19 +204,22 @@ def _walk(
     out: Tensor,
 ) -> Tensor:
     """Chunks ``first`` to ``end`` of one sequence and head; outputs from ``begin`` on."""
+    head, tail = _held(x.head[:, h], x.steep[:, h]), _held(x.tail[:, h], x.steep[:, h])
     for c in range(base + first, base + end):
         if middle:
-            before = x.tail[c - 1, h] if c > base + first else torch.zeros_like(x.head[c, h])
-            state = state * _exp(x.head[c, h] + before).unsqueeze(-1)
+            before = tail[c - 1] if c > base + first else torch.zeros_like(head[c])
+            state = state * _exp(head[c] + before).unsqueeze(-1)
         operand = _bf16(state)
         new = _bf16(images.u[c, h] - images.w[c, h] @ operand)
         if c >= base + begin:
             out[c, h] = scale * (images.q[c, h] @ operand) + _bf16(scale * images.aqk[c, h]) @ new
+        if middle and x.steep[c, h]:
+            state = state * _exp(x.head[c, h] + x.tail[c, h]).unsqueeze(-1)
         if not middle:
             state = state * (_exp(x.head[c, h]) * _exp(x.tail[c, h])).unsqueeze(-1)
         state = state + images.k[c, h].transpose(-1, -2) @ new
     if middle and end > first:
-        state = state * _exp(x.tail[base + end - 1, h]).unsqueeze(-1)
+        state = state * _exp(tail[base + end - 1]).unsqueeze(-1)
     return state
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
-from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout, unroll_of
 from candidates.kda_prefill.kernel.prep_plan import Plan
 
@@ -25,6 +25,7 @@ __all__ = [
     "PRESETS",
     "FusedSchedule",
     "KdaSchedule",
+    "bears_any_gate",
     "consumer_registers",
     "exponent_steps",
     "gate_bound",
@@ -213,15 +214,6 @@ class FusedSchedule:
         }
         return Schedule.of(PARAMETERS, values)
 
-    @property
-    def steps(self) -> int:
-        """Gates summed in the largest exponent, as :func:`exponent_steps`.
-
-        Factors are anchored at the middle of 16 tokens; in the middle frame the decay spans two
-        half chunks as one factor.
-        """
-        return BT if self.frame == "middle" else BT // 2
-
 
 def is_fused(schedule: Schedule) -> bool:
     """Whether the schedule is one of the fused kernel."""
@@ -237,16 +229,25 @@ def exponent_steps(view: KdaSchedule) -> int:
     With ``|g| <= L`` no exponent exceeds ``exponent_steps * L``.  From the start of a window
     of n tokens the last column is n gates away; from its end the first row is n - 1; from its
     middle the last column is n / 2 (the first row one less).  Halving, and pairs of different
-    blocks anchored between them, have no positive exponent at all.
+    blocks anchored between them, have no positive exponent at all.  Steep chunks, which some
+    schedules take another way (:func:`bears_any_gate`), are left out.
     """
     n = view.window
     return {"start": n, "mid": n // 2, "end": n - 1, "halving": 0}[view.rule]
 
 
+def bears_any_gate(view: KdaSchedule) -> bool:
+    """Whether no gate leads to an exponent beyond the budget.
+
+    Halving has no positive exponent.  Behind a window of up to 32 tokens that is anchored in its
+    middle stands another way, which PREP takes with chunks that are steeper.
+    """
+    return view.rule == "halving" or (view.rule == "mid" and view.window <= 32)
+
+
 def own_bound(view: KdaSchedule) -> float | None:
-    """Most negative gate whose exponents fit the budget; None where none can be positive."""
-    steps = exponent_steps(view)
-    return -EXPONENT_BUDGET / steps if steps else None
+    """Most negative gate whose exponents fit the budget; None where every gate's do."""
+    return None if bears_any_gate(view) else -EXPONENT_BUDGET / exponent_steps(view)
 
 
 def gate_bound(schedule: Schedule) -> float | None:
@@ -256,9 +257,11 @@ def gate_bound(schedule: Schedule) -> float | None:
     schedule would otherwise escape its gate by declaring the production regimes out of its
     contract: 64 tokens anchored in the middle are right down to -2.5 only, declare -5 like
     everybody, and are rejected by what they return there.
+
+    The fused kernel bears any gate: chunks that are too steep for its frame go another way.
     """
     if is_fused(schedule):
-        return min(-EXPONENT_BUDGET / FusedSchedule.of(schedule).steps, CONTRACT_GATE)
+        return None
     own = own_bound(KdaSchedule.of(schedule))
     return None if own is None else min(own, CONTRACT_GATE)
 

@@ -35,7 +35,7 @@ class KdaPrefill(Operation):
     """
 
     name = "kda_prefill"
-    version = "1"
+    version = "2"
     tensors = TENSORS
     regimes = REGIMES
     workloads = WORKLOADS

@@ -29,6 +29,15 @@ _SIMILAR_VALUE_NOISE = 0.25
 _SLOW_BIAS = -8.0
 """dt_bias of the slow gates: keeps bf16 pre-activations near 0, where they are finest."""
 
+_SCATTER = 1 / 64
+"""Share of strong gates among scattered ones: a channel is remembered for tens of tokens."""
+
+_SCATTER_LEAST = -3.0
+"""Weakest of the scattered strong gates."""
+
+_ZERO_KEYS = 1 / 8
+"""Share of zero keys where some are."""
+
 _SLOW_RAW_MAX = 1.78125
 """Largest bf16 pre-activation above the bias that still gives a gate over -0.01."""
 
@@ -86,7 +95,9 @@ def draw(workload: KdaWorkload, regime: Regime, *, seed: int, device: str) -> di
     k_raw = _raw_keys(recipe, T, H, rng)
     v = _values(recipe, T, H, rng)
     mean, std = recipe.beta_logit
-    beta_logits = _randn(T, H, rng=rng).mul_(std).add_(mean).bfloat16()
+    # A draw of exactly 0 times an infinite spread is NaN: a logit like any other's, 0 or 1 later.
+    beta_logits = _randn(T, H, rng=rng).mul_(std).add_(mean)
+    beta_logits = beta_logits.nan_to_num_(-math.inf, math.inf, -math.inf).bfloat16()
     out: dict[str, Any] = {
         "q": _unit(q_raw),
         "k": _unit(k_raw),
@@ -120,9 +131,10 @@ def _rand(*shape: int, rng: torch.Generator) -> torch.Tensor:
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Unit norm per token and head from the bf16 values, rounded to bf16 again."""
+    """Unit norm per token and head from the bf16 values, rounded to bf16 again; zero stays."""
     y = x.float()
-    return y.div_(torch.linalg.vector_norm(y, dim=-1, keepdim=True)).bfloat16()
+    norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+    return y.div_(norm.clamp_(min=torch.finfo(norm.dtype).tiny)).bfloat16()
 
 
 def _raw_keys(recipe: Recipe, T: int, H: int, rng: torch.Generator) -> torch.Tensor:
@@ -134,6 +146,8 @@ def _raw_keys(recipe: Recipe, T: int, H: int, rng: torch.Generator) -> torch.Ten
         # rounding errors of every write in their columns of the state.
         common = _randn(H, HEAD_DIM, rng=rng).sign_()
         k.mul_(math.sqrt(_SIMILAR_NOISE)).add_(common)
+    elif recipe.keys == "some_zero":
+        k.masked_fill_((_rand(T, H, rng=rng) < _ZERO_KEYS)[..., None], 0.0)
     return k.bfloat16()
 
 
@@ -184,6 +198,15 @@ def _plain_gate(recipe: Recipe, workload: KdaWorkload, rng: torch.Generator) -> 
         g = torch.full((T, H, HEAD_DIM), -0.001, device=device)
         g[..., 0::2] = recipe.level
         return g
+    if recipe.gate == "closed":
+        g = (_rand(T, H, HEAD_DIM, rng=rng) < 0.5).float().mul_(recipe.level)
+        g[..., 0::2] = 0.0
+        return g
+    if recipe.gate == "scattered":
+        g = _rand(T, H, HEAD_DIM, rng=rng).mul_(-0.01)
+        decades = math.log(recipe.level / _SCATTER_LEAST)
+        strong = _rand(T, H, HEAD_DIM, rng=rng).mul_(decades).exp_().mul_(_SCATTER_LEAST)
+        return torch.where(_rand(T, H, HEAD_DIM, rng=rng) < _SCATTER, strong, g)
     if recipe.gate == "remembered":
         return _rand(T, H, HEAD_DIM, rng=rng).mul_(-2e-5)
     if recipe.gate == "log_sigmoid":

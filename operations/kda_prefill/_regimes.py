@@ -29,6 +29,8 @@ Gate = Literal[
     "mixed",
     "remembered",
     "single_token",
+    "scattered",
+    "closed",
     "log_sigmoid",
 ]
 
@@ -44,18 +46,20 @@ class Recipe:
         ``A_log`` and ``dt_bias`` and activate them, so they have a raw form.
     level : float
         The rule's number: lower bound of a safe gate, value of a constant one,
-        value at the single token.
-    keys : {"independent", "similar", "non_negative"}
-        Distribution of the keys before normalisation.
+        value at the single token, strongest of the scattered gates.
+    keys : {"independent", "similar", "non_negative", "some_zero"}
+        Distribution of the keys before normalisation; ``some_zero`` is
+        independent ones, one in eight of them zero.
     beta_logit : tuple of float
-        Mean and standard deviation of the write-strength logit.
+        Mean and standard deviation of the write-strength logit.  An infinite
+        deviation makes every write strength exactly 0 or exactly 1.
     state : {"normal", "one_hot"}
         Initial state, where the workload has one.
     """
 
     gate: Gate
     level: float = PRODUCTION_LOWER_BOUND
-    keys: Literal["independent", "similar", "non_negative"] = "independent"
+    keys: Literal["independent", "similar", "non_negative", "some_zero"] = "independent"
     beta_logit: tuple[float, float] = (0.0, 1.0)
     state: Literal["normal", "one_hot"] = "normal"
 
@@ -167,7 +171,16 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "beta near 0.0025 so that it survives the longest sequence: a transposed state layout or "
         "a lost carry is off by its whole value",
     )
-    for text, level in (("6", -6.0), ("10", -10.0), ("20", -20.0), ("1e4", -1e4)):
+    add(
+        "closed_ends",
+        "edge",
+        -5.0,
+        Recipe("closed", keys="some_zero", beta_logit=(0.0, inf)),
+        "every value at an end that its range includes: even channels exactly 0, odd ones exactly "
+        "0 or exactly -5, beta exactly 0 or exactly 1, one key in eight exactly zero, as a "
+        "saturated sigmoid and a normalised zero vector give",
+    )
+    for text, level in (("6", -6.0), ("10", -10.0), ("20", -20.0), ("1e4", -1e4), ("inf", -inf)):
         add(
             f"beyond_{text}",
             "edge",
@@ -176,7 +189,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
             f"every gate exactly -{text}, below the production bound, as the unbounded "
             "-exp(A_log) * softplus gate can give",
         )
-    for text, level in (("1e4", -1e4), ("inf", -inf)):
+    for text, level in (("1e4", -1e4), ("1e6", -1e6), ("inf", -inf)):
         add(
             f"beyond_single_{text}",
             "edge",
@@ -185,6 +198,15 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
             f"slow gates but for one token of each sequence and head, where all channels are "
             f"-{text}: a full reset of the memory, as at a document boundary",
         )
+    add(
+        "beyond_scattered",
+        "edge",
+        -1e6,
+        Recipe("scattered", level=-1e6),
+        "slow gates but for one gate in 64, anywhere, of any size from -3 to -1e6 (uniform in its "
+        "logarithm): every chunk has some, none is a reset of all channels, and the digits of the "
+        "slow gates after a strong one still count",
+    )
     add(
         "mild",
         "mild",

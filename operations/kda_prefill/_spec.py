@@ -83,8 +83,9 @@ SIMILAR_KEYS_TOLERANCES: dict[str, Tolerance] = {
 CONTRACT = Contract(
     served=(
         "forward pass of packed sequences, q, k, v [T, H, 128] in bf16, o in bf16",
-        "g [T, H, 128] and beta [T, H] in fp32, already activated; g <= 0, 0 <= beta <= 1",
-        "q and k normalised per token and head by the caller",
+        "g [T, H, 128] and beta [T, H] in fp32, already activated; any g <= 0, minus infinity "
+        "included, 0 <= beta <= 1",
+        "q and k normalised per token and head by the caller, or exactly zero",
         "cu_seqlens int32 on the device, any lengths including 0; T = 0 and N = 0 included",
         "initial_state absent (zero) or fp32 [N, H, V, K] contiguous",
         "final_state fp32 [N, H, V, K]; an empty sequence returns its initial state",

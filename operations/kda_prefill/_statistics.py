@@ -35,7 +35,8 @@ def measure(inputs: Inputs) -> dict[str, float]:
         ``sum32_min``, ``sum64_min``: most negative sum of one channel over
         aligned windows of that many tokens (what an anchor has to span);
         ``near_floor``, ``near_zero``: share of gates below -4.9 and above
-        -0.1; ``minus_inf``: share that is -inf, left out of everything else;
+        -0.1; ``minus_inf``: share that is -inf, left out of everything else
+        (where it is all of them, measured as gates of 0);
         ``beta_mean``; ``key_cosine_mean``, ``key_cosine_min``: cosine of
         neighbouring keys of one head.
     """
@@ -44,6 +45,8 @@ def measure(inputs: Inputs) -> dict[str, float]:
     g = inputs["g"].double()
     infinite = g == -inf
     kept = g[~infinite]
+    if not kept.numel():
+        kept = g.new_zeros(2)
     out = {
         "mean": kept.mean().item(),
         "std": kept.std().item(),
@@ -132,6 +135,10 @@ _ROWS: dict[str, tuple[float, ...]] = {
         -9.993e-06, 5.776e-06, -2e-05, -4.768e-12, -0.0002524, -0.0004673, -0.0008242,
         0.0, 1.0, 0.0, 0.002485, -0.0004415, -0.3194,
     ),
+    "closed_ends": (
+        -1.25, 2.165, -5.0, -0.0, -75.0, -135.0, -240.0,
+        0.25, 0.75, 0.0, 0.4993, -0.0004882, -0.3661,
+    ),
     "beyond_6": (
         -6.0, 0.0, -6.0, -6.0, -96.0, -192.0, -384.0,
         1.0, 0.0, 0.0, 0.5028, -0.0003635, -0.3462,
@@ -148,13 +155,25 @@ _ROWS: dict[str, tuple[float, ...]] = {
         -10000.0, 0.0, -10000.0, -10000.0, -160000.0, -320000.0, -640000.0,
         1.0, 0.0, 0.0, 0.5022, 0.001438, -0.341,
     ),
+    "beyond_inf": (
+        0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+        0.0, 1.0, 1.0, 0.5015, -0.0009061, -0.3311,
+    ),
     "beyond_single_1e4": (
         -4.888, 220.9, -10000.0, -6.557e-09, -10000.0, -10000.0, -10000.0,
         0.0004883, 0.9995, 0.0, 0.4997, -0.0005457, -0.3842,
     ),
+    "beyond_single_1e6": (
+        -488.3, 22090.0, -1000000.0, -7.153e-09, -1000000.0, -1000000.0, -1000000.0,
+        0.0004883, 0.9995, 0.0, 0.4993, 0.0002202, -0.3424,
+    ),
     "beyond_single_inf": (
         -0.004996, 0.002887, -0.01, -0.0, -0.1267, -0.2289, -0.4036,
         0.0, 1.0, 0.0004883, 0.5008, 0.0003654, -0.3128,
+    ),
+    "beyond_scattered": (
+        -1202.0, 24290.0, -999200.0, -2.384e-09, -1883000.0, -1883000.0, -2026000.0,
+        0.01496, 0.9844, 0.0, 0.4979, -0.0003168, -0.3824,
     ),
     "mild": (
         -0.8062, 0.5208, -5.0, -0.006613, -24.18, -38.98, -70.8,

@@ -219,6 +219,11 @@ class Cta:
         Deadlock
             If none can go on before that.
         """
+        # Infinities are part of the arithmetic: what they spoil is replaced by selection.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._run()
+
+    def _run(self) -> None:
         n, warp = self.n, np.arange(self.n) // LANES
         at = np.zeros(n, np.int64)
         done, held, waiting = (np.zeros(n, bool) for _ in range(3))
@@ -266,7 +271,9 @@ class Cta:
                 at[live] = self.program.labels[a[0]]
             elif opcode == "ret":
                 done |= live
-            elif opcode == "bar.sync":
+            elif opcode in ("bar.sync", "bar.red.or.pred"):
+                if opcode != "bar.sync":  # as bar.sync, with a vote: result, ..., own predicate
+                    result, vote, a = a[0], self.registers[a[3]], a[1:]
                 number, size = self._get(a[0]), int(a[1]) if len(a) > 1 else n
                 held |= live
                 barrier[live] = number[live]
@@ -274,6 +281,8 @@ class Cta:
                     arrived = held & (barrier == i)
                     if arrived.sum() == size:
                         held[arrived] = False
+                        if opcode != "bar.sync":  # nobody has gone on: votes are still there
+                            self._put(result, np.full(n, vote[arrived].any()), arrived)
             elif live.any():
                 self._execute(instruction, live)
 
@@ -489,14 +498,15 @@ class Cta:
     # ----------------------------------------------------------------- between the lanes
 
     def _shfl(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
-        value, distance = self._get(a[1]).reshape(-1, LANES), int(a[2])
+        value, distance = (self._get(x).reshape(-1, LANES).astype(np.int64) for x in a[1:3])
         lane = np.arange(LANES)
         source = {
-            "idx": np.full(LANES, distance),
+            "idx": distance % LANES,
             "up": np.where(lane >= distance, lane - distance, lane),
             "bfly": lane ^ distance,
         }[parts[2]]
-        self._put(a[0], value[:, source].reshape(-1), mask)
+        found = np.take_along_axis(value, source, 1).astype(np.uint32)
+        self._put(a[0], found.reshape(-1), mask)
 
     def _redux(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         value = self._get(a[1], parts[-1]).reshape(-1, LANES)

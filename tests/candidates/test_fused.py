@@ -10,7 +10,14 @@ import torch
 import operations
 from candidates import BuildError, Schedule
 from candidates.kda_prefill import FAMILY, emulate_fused
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, FusedPlan, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import (
+    BT,
+    GUARD,
+    SHORT,
+    FusedPlan,
+    pieces_of,
+)
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
 from operations.kda_prefill import KdaWorkload
 
@@ -91,7 +98,21 @@ def test_pieces_fill_the_machine_and_never_vanish() -> None:
 
 
 @pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
-@pytest.mark.parametrize("regime", ["production", "slow", "constant", "mixed"])
+@pytest.mark.parametrize(
+    "regime",
+    [
+        "production",
+        "slow",
+        "constant",
+        "mixed",
+        "closed_ends",
+        "beyond_6",
+        "beyond_20",
+        "beyond_inf",
+        "beyond_single_inf",
+        "beyond_scattered",
+    ],
+)
 def test_the_compiled_kernel_computes_what_the_oracle_does(
     frame: str, builders: int, regime: str
 ) -> None:
@@ -103,7 +124,7 @@ def test_the_compiled_kernel_computes_what_the_oracle_does(
 
 
 @pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
-@pytest.mark.parametrize("regime", ["production", "slow"])
+@pytest.mark.parametrize("regime", ["production", "slow", "beyond_20", "beyond_single_1e6"])
 def test_pieces_are_right_whether_they_warm_up_or_walk_on(
     frame: str, builders: int, regime: str
 ) -> None:
@@ -114,14 +135,86 @@ def test_pieces_are_right_whether_they_warm_up_or_walk_on(
     judged(run_fused(frame, builders, inputs, 4), workload, inputs, regime)
 
 
-def test_the_order_of_warps_does_not_change_a_bit() -> None:
+STEEP_SPANS = {
+    "the first chunk": ((0, BT),),
+    "a cut last chunk": ((4 * BT, 4 * BT + 5),),
+    "one among mild ones, then two": ((BT, 2 * BT), (3 * BT, 70)),
+    "first and second halves": ((BT, BT + 8), (2 * BT + 8, 3 * BT), (3 * BT + 4, 3 * BT + 12)),
+    "single tokens, twice in one half": ((19, 20), (40, 41), (43, 44)),
+}
+
+
+def steep_inputs(spans: tuple[tuple[int, int], ...], level: float) -> Any:
+    """70 tokens of slow gates; half of the channels have ``level`` in the given runs of tokens."""
+    workload, inputs = inputs_of((70,), "slow")
+    for begin, end in spans:
+        inputs["g"][begin:end, :, ::2] = level
+    return workload, inputs
+
+
+@pytest.mark.parametrize("where", STEEP_SPANS)
+@pytest.mark.parametrize(
+    ("frame", "builders", "level"),
+    [("middle", 3, -7.0), ("middle", 3, float("-inf")), ("boundary", 2, -30.0)],
+)
+def test_steep_chunks_keep_the_state_of_the_channels_that_are_not(
+    frame: str, builders: int, where: str, level: float
+) -> None:
     pytest.importorskip("cutlass")
     from fused_compile import run_fused
 
-    _, inputs = inputs_of((70,), "production", initial_state=False)
-    first = run_fused("middle", 3, inputs, 1)
+    workload, inputs = steep_inputs(STEEP_SPANS[where], level)
+    got = run_fused(frame, builders, inputs, 1)
+    judged(got, workload, inputs, "slow")
+    want = FAMILY.emulate(FusedSchedule(frame, builders, 1).schedule(), inputs)
+    for name, x in want.items():
+        assert (got[name].float() - x.float()).norm() <= 1e-3 * x.float().norm(), name
+
+
+@pytest.mark.parametrize("frame", ["middle", "boundary"])
+def test_one_strong_gate_costs_the_slow_ones_behind_it_no_digits(frame: str) -> None:
+    _, inputs = inputs_of((64,), "slow", initial_state=False)
+    schedule = FusedSchedule(frame, 2, 1).schedule()
+
+    def error() -> float:
+        want = OPERATION.fast_oracle(inputs)["o"]
+        got = FAMILY.emulate(schedule, inputs)["o"].double()
+        return float((got - want).norm() / want.norm())
+
+    without = error()
+    for level in (-90.0, -1e4, -1e6, float("-inf")):
+        inputs["g"][:2] = level
+        assert error() <= 1.2 * without
+
+
+def test_no_exponent_leaves_the_budget_whatever_the_gates() -> None:
+    for frame in ("middle", "boundary"):
+        schedule = FusedSchedule(frame, 2, 1).schedule()
+        for regime in OPERATION.regimes:
+            _, inputs = inputs_of((40, 0, 64), regime)
+            assert emulate_fused.largest_exponent(schedule, inputs) <= -2 * STEEP_HALF, (
+                frame,
+                regime,
+            )
+
+
+def test_gates_of_production_are_never_steep() -> None:
+    for regime in ("production", "production_spread", "constant", "closed_ends"):
+        _, inputs = inputs_of((333,), regime)
+        plan = emulate_fused._Plan.of(emulate_fused._CHUNKS, inputs)
+        assert not emulate_fused._Chunks.of(plan, inputs).steep.any()
+
+
+@pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
+@pytest.mark.parametrize("level", [0.0, -7.0])
+def test_the_order_of_warps_does_not_change_a_bit(frame: str, builders: int, level: float) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = steep_inputs(STEEP_SPANS["one among mild ones, then two"], level)
+    first = run_fused(frame, builders, inputs, 1)
     for seed in (1, 2):
-        again = run_fused("middle", 3, inputs, 1, order=seed)
+        again = run_fused(frame, builders, inputs, 1, order=seed)
         assert torch.equal(first["o"], again["o"])
         assert torch.equal(first["final_state"], again["final_state"])
 
@@ -157,7 +250,7 @@ def test_missing_arrivals_are_reported_and_do_not_hang(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("frame", ["middle", "boundary"])
-@pytest.mark.parametrize("regime", ["production", "slow", "mixed", "similar_keys"])
+@pytest.mark.parametrize("regime", list(OPERATION.regimes))
 def test_emulated_pieces_stay_within_the_tolerances(frame: str, regime: str) -> None:
     workload, inputs = inputs_of((300, 0, 17), regime, heads=2)
     schedule = FusedSchedule(frame, 2, 1).schedule()

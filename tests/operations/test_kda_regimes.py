@@ -50,7 +50,8 @@ def test_drawn_inputs_stay_inside_the_contract_and_above_the_gate_floor(name: st
     assert ((inputs["beta"] >= 0) & (inputs["beta"] <= 1)).all()
     for x in (inputs["q"], inputs["k"]):
         norm = torch.linalg.vector_norm(x.double(), dim=-1)
-        assert (norm - 1).abs().max() < 4e-3, "unit norm up to bf16 rounding"
+        unit = norm if name != "closed_ends" else norm[norm > 0]
+        assert (unit - 1).abs().max() < 4e-3, "unit norm up to bf16 rounding"
     assert inputs["v"].double().std() == pytest.approx(1.0, rel=0.02)
     assert len(regime.source) > 40
 
@@ -138,8 +139,8 @@ def test_production_spread_saturates_at_both_ends_inside_one_head() -> None:
 
 
 def test_constant_and_mixed_gates_are_exact() -> None:
-    g = OPERATION.generate(SMALL, OPERATION.regimes["constant"], seed=0)["g"]
-    assert (g == -5.0).all()
+    for name, level in (("constant", -5.0), ("beyond_20", -20.0), ("beyond_inf", -math.inf)):
+        assert (OPERATION.generate(SMALL, OPERATION.regimes[name], seed=0)["g"] == level).all()
     g = OPERATION.generate(SMALL, OPERATION.regimes["mixed"], seed=0)["g"]
     assert (g == -5.0).sum() * 2 == g.numel()
     assert (g == torch.tensor(-0.001)).sum() * 2 == g.numel()
@@ -156,7 +157,32 @@ def test_similar_keys_are_similar_pairwise_and_almost_overwritten() -> None:
     assert (k >= 0).all()
 
 
-@pytest.mark.parametrize(("name", "level"), [("1e4", -1e4), ("inf", -math.inf)])
+def test_closed_ends_are_reached_exactly_and_often() -> None:
+    inputs = OPERATION.generate(SAMPLE, OPERATION.regimes["closed_ends"], seed=0)
+    g, beta, k = inputs["g"], inputs["beta"], inputs["k"]
+    assert (g[..., 0::2] == 0).all()
+    assert ((g == 0) | (g == -5)).all()
+    assert (g[..., 1::2] == 0).double().mean() == pytest.approx(0.5, abs=0.01)
+    assert ((beta == 0) | (beta == 1)).all()
+    assert (beta == 1).double().mean() == pytest.approx(0.5, abs=0.02)
+    assert (k == 0).all(-1).double().mean() == pytest.approx(1 / 8, abs=0.02)
+    assert (inputs["q"] != 0).any(-1).all()
+
+
+def test_scattered_gates_are_strong_in_every_chunk_and_reset_no_token() -> None:
+    g = OPERATION.generate(SAMPLE, OPERATION.regimes["beyond_scattered"], seed=0)["g"]
+    strong = g < -1
+    assert strong.double().mean() == pytest.approx(1 / 64, rel=0.05)
+    assert strong.unflatten(0, (-1, 16)).any(1).any(-1).all()
+    assert strong.double().mean(-1).max() < 0.2
+    sizes = (-g[strong]).log10()
+    for decade in range(1, 6):
+        share = ((sizes >= decade) & (sizes < decade + 1)).double().mean()
+        assert share == pytest.approx(1 / math.log10(1e6 / 3), abs=0.02)
+    assert (g[~strong] > -0.0101).all()
+
+
+@pytest.mark.parametrize(("name", "level"), [("1e4", -1e4), ("1e6", -1e6), ("inf", -math.inf)])
 def test_single_token_resets_once_per_nonempty_sequence_and_head(name: str, level: float) -> None:
     regime = OPERATION.regimes[f"beyond_single_{name}"]
     inputs = OPERATION.generate(SMALL, regime, seed=0)

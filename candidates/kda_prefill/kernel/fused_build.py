@@ -11,9 +11,16 @@ import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, LOWER_PITCH, SCAN_WARPS, FusedPlan
+from candidates.kda_prefill.kernel.fused_load import LOG2E, Load
+from candidates.kda_prefill.kernel.fused_plan import (
+    BT,
+    LOWER_PITCH,
+    SCAN_WARPS,
+    FusedPlan,
+)
+from candidates.kda_prefill.kernel.fused_steep import Steep
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 
 __all__ = ["Build"]
 
@@ -23,7 +30,7 @@ SECOND_X = 2048 - 4 * BT * LOWER_PITCH
 """Bytes in front of X diag(beta), behind L, where that for U lies if keys are normalised here."""
 
 
-class Build(Load):
+class Build(Steep, Load):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan
@@ -42,7 +49,8 @@ class Build(Load):
         own = at + (self.plan.off_group + group * self.plan.size_group)
         sg, sk, sq, sv = own, own + 8192, own + 12288, own + 16384
         sl, sx, sb = own + 20480, own + 22528, own + 23040
-        sp, st = own + 23552, own + (23552 + 8192)  # boundary frame only: qR and kC, exponentials
+        sp = own + 23552  # boundary frame only: qR and kC
+        st = own + (23552 + 8192 * self.plan.boundary)  # sums of halves, or exponentials of them
         number = group + 1
         full, empty, sums = (at + (self.plan.off_bar + 8 * stages * i) for i in range(3))
         channel = half * 64 + lane * 2
@@ -62,7 +70,7 @@ class Build(Load):
         for c in cutlass.range(group, count + 1, groups, unroll=1):
             stage = at + s * self.plan.stage
             ops.bar_wait(empty + 8 * s, parity ^ 1)
-            mine = [F32(0.0), F32(0.0)]
+            mine, steep = [F32(0.0), F32(0.0)], I32(0)
             if c < count:
                 cute.arch.cp_async_wait_group(0)
                 if tokens == 0 and half == 0:
@@ -75,13 +83,31 @@ class Build(Load):
                     self.squares(sk, sq, sb, tokens, half, lane)
                 active = self.gate_constants(G, h, channel)
                 if cutlass.const_expr(self.plan.boundary):
-                    self.boundary_rows(
+                    mine, steep = self.boundary_rows(
                         sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active
                     )
+                    ops.sync_group(number)
                 else:
                     mine = self.middle_rows(
-                        sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane, active
+                        sg, sk, sq, stage, s, at, tokens, half, channel, lane, active
                     )
+                    steep = self.vote(number, mine)
+                    op.store32(at + s * 4, steep, self.plan.off_steep)  # the same from everybody
+                if cutlass.const_expr(self.options.l2norm):
+                    self.put_output_scales(at, s, sb, scale, w, lane)
+                if steep > 0:
+                    self.steep_chunk(
+                        G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
+                        tokens, half, w, lane,
+                    )  # fmt: skip
+                    mine = [F32(0.0), F32(0.0)]  # its state is held at its start
+                else:
+                    if cutlass.const_expr(not self.plan.boundary):
+                        if tokens == 1:
+                            with cute.arch.elect_one():
+                                ops.bar_arrive(sums + 8 * s)
+                    tile = self.score_tile(stage, sp, w, lane)
+                    self.keep_scores(tile, stage, sl, sb, scale, w, lane)
                 ops.sync_warp()  # the inputs are read
                 later = c + groups
                 rows = end - row - later * BT
@@ -90,24 +116,6 @@ class Build(Load):
                     beta = self.no_strength
                     if lane < min(rows, BT):
                         beta = self.strength(B, row + later * BT + lane, h)
-                ops.sync_group(number)
-                if cutlass.const_expr(self.options.l2norm):
-                    self.put_output_scales(at, s, sb, scale, w, lane)
-                if cutlass.const_expr(self.plan.boundary):
-                    self.scores(stage, sp, sp + 4096, 2048, stage, sl, sb, scale, w, lane)
-                else:
-                    self.scores(
-                        stage,
-                        stage + layout.off_q,
-                        stage + layout.off_k,
-                        layout.block_q,
-                        stage,
-                        sl,
-                        sb,
-                        scale,
-                        w,
-                        lane,
-                    )
                 ops.sync_group(number)
                 if w == 3:
                     self.substitute(sl, sx, sb, lane)
@@ -129,7 +137,7 @@ class Build(Load):
             if c < count:
                 ops.sync_group(number)
                 if cutlass.const_expr(self.plan.boundary):
-                    self.apply_boundary(stage, sx, sv, st, w, lane)
+                    self.apply_boundary(stage, sx, sv, st, steep, w, lane)
                 else:
                     self.apply_middle(stage, sx, sv, w, lane)
                 later = c + groups
@@ -208,8 +216,12 @@ class Build(Load):
             cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def middle_rows(self, sg, sk, sq, stage, s, sums, at, tokens, half, channel, lane, active):
-        """kR, qR and kC of 8 tokens in a lane's two channels; returns the sum of their gates."""
+    def middle_rows(self, sg, sk, sq, stage, s, at, tokens, half, channel, lane, active):
+        """kR, qR and kC of 8 tokens in a lane's two channels; returns the sum of their gates.
+
+        In a steep chunk right where exponents are not positive: the rows of its second half and
+        the columns of its first.
+        """
         layout = self.plan.layout
         gates, total = [], [F32(0.0), F32(0.0)]
         source = self.gate_source(sg, tokens, channel)
@@ -218,9 +230,6 @@ class Build(Load):
             gates.append(tuple(total))
         if tokens == 1:
             op.store_f32x2(at + s * 512 + channel * 4, total[0], total[1], self.plan.off_sum)
-            ops.sync_warp()
-            if lane == 0:
-                ops.bar_arrive(sums + 8 * s)
         # Sums count from the middle: back from it in the first half, on from it in the second.
         middle = [op.select(tokens == 0, x, F32(0.0)) for x in total]
         k_at, q_at = sk + tokens * 2048 + channel * 2, sq + tokens * 2048 + channel * 2
@@ -246,7 +255,10 @@ class Build(Load):
 
     @cute.jit
     def boundary_rows(self, sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active):
-        """As :meth:`middle_rows`, with Qhat and Kbar beside qR and kC, and the chunk's decay."""
+        """As :meth:`middle_rows`, with Qhat and Kbar beside qR and kC, and the chunk's decay.
+
+        Also returns whether the chunk is steep.
+        """
         layout = self.plan.layout
         gates, total = [], [F32(0.0), F32(0.0)]
         source = self.gate_source(sg, tokens, channel)
@@ -255,7 +267,7 @@ class Build(Load):
             gates.append(tuple(total))
         op.store_f32x2(st + tokens * 512 + channel * 4, op.exp2(total[0]), op.exp2(total[1]))
         middle = [op.select(tokens == 0, x, F32(0.0)) for x in total]
-        ops.sync_group(number)
+        steep = self.vote(number, total)
         start = op.load_f32x2(st + channel * 4)
         end = op.load_f32x2(st + channel * 4, 512)
         if tokens == 0:
@@ -283,10 +295,11 @@ class Build(Load):
             op.store32(
                 t_at, op.pack(columns[0] * end[0], columns[1] * end[1]), layout.off_k + r * 128
             )
+        return total, steep
 
     @cute.jit
-    def apply_boundary(self, stage, sx, sv, st, w, lane):
-        """As :meth:`apply_middle`; W also leaves the frame of the middle token."""
+    def apply_boundary(self, stage, sx, sv, st, steep, w, lane):
+        """As :meth:`apply_middle`; W also leaves the middle token's frame, if it is not steep."""
         layout = self.plan.layout
         block = w % 2
         left = op.ldmatrix(
@@ -305,6 +318,7 @@ class Build(Load):
                     by = op.load_f32x2(
                         st + (block * 64 + lane % 4 * 2) * 4, (slab * 16 + i * 8) * 4
                     )
+                    by = [op.select(steep > 0, F32(1.0), x) for x in by]
                     acc = op.mma(op.zeros(), minus, right[2 * i : 2 * i + 2])
                     out += [op.pack(acc[2 * r] * by[0], acc[2 * r + 1] * by[1]) for r in range(2)]
                 op.stmatrix(place, out)
@@ -319,14 +333,22 @@ class Build(Load):
                     out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
                 op.stmatrix(stage + place, out, layout.common)
 
+    def vote(self, number, total):
+        """:func:`.fused_ops.sync_group` of the group; whether any half of any channel is steep."""
+        return ops.sync_group_below(
+            number, cute.arch.fmin(total[0], total[1]), F32(STEEP_HALF * LOG2E)
+        )
+
     @cute.jit
-    def scores(
-        self, keys, queries, columns, q_block: cutlass.Constexpr, stage, sl, sb, scale, w, lane
-    ):
-        """A 16 x 8 tile of scores per warp: L in fp32, Aqk in the stage."""
+    def score_tile(self, stage, sp, w, lane):
+        """A 16 x 8 tile of scores per warp: rows of k or q by columns 0 to 7 or 8 to 15."""
         layout = self.plan.layout
         query, right = w // 2, w % 2
-        a, a_next = keys, keys + layout.block_q
+        a, a_next = stage, stage + layout.block_q
+        if cutlass.const_expr(self.plan.boundary):
+            queries, columns, q_block = sp, sp + 4096, 2048
+        else:
+            queries, columns, q_block = stage + layout.off_q, stage + layout.off_k, layout.block_q
         if query > 0:
             a, a_next = queries, queries + q_block
         place = lane % 16 * 128 + (((lane // 16) ^ (lane % 8)) << 4)
@@ -339,7 +361,13 @@ class Build(Load):
             cols = op.ldmatrix(b ^ x, side * (BT * 128))
             even = op.mma(even, op.ldmatrix(rows ^ x), cols[:2])
             odd = op.mma(odd, op.ldmatrix(rows ^ (x + 32)), cols[2:])
-        tile = [even[i] + odd[i] for i in range(4)]
+        return [even[i] + odd[i] for i in range(4)]
+
+    @cute.jit
+    def keep_scores(self, tile, stage, sl, sb, scale, w, lane):
+        """What a warp's tile holds on and below the diagonal: L in fp32, Aqk in the stage."""
+        layout = self.plan.layout
+        query, right = w // 2, w % 2
         col = right * 8 + lane % 4 * 2
         for i in cutlass.range_constexpr(2):
             r, x, y = lane // 4 + 8 * i, tile[2 * i], tile[2 * i + 1]

@@ -21,6 +21,7 @@ __all__ = [
     "rsqrt",
     "sqrt",
     "sync_group",
+    "sync_group_below",
     "sync_warp",
 ]
 
@@ -54,6 +55,16 @@ def fence_async():
 def sync_group(number):
     """All 128 threads of a building warpgroup."""
     op.ptx("bar.sync {$r0}, 128;", inputs=[number])
+
+
+def sync_group_below(number, x, bound):
+    """:func:`sync_group`; 1 for everybody if anybody's ``x`` is less than ``bound``, else 0."""
+    return op.ptx(
+        "{ .reg .pred p, q; setp.lt.f32 q, {$r1}, {$r2}; bar.red.or.pred p, {$r0}, 128, q;"
+        " selp.b32 {$w0}, 1, 0, p; }",
+        [I32],
+        [number, x, bound],
+    )
 
 
 def sync_warp():

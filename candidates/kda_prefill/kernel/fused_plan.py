@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 
-__all__ = ["BT", "GUARD", "LOWER_PITCH", "PITCH", "SCAN_WARPS", "SHORT", "FusedPlan", "pieces_of"]
+__all__ = [
+    "BT",
+    "GUARD",
+    "LOWER_PITCH",
+    "PITCH",
+    "SCAN_WARPS",
+    "SHORT",
+    "FusedPlan",
+    "pieces_of",
+]
 
 BT = 16
 """Tokens per chunk."""
@@ -102,13 +111,13 @@ class FusedPlan:
     @property
     def off_group(self) -> int:
         """Per builder: g, k, q, v of its next chunk, L, X and beta; in the boundary frame, q and k
-        scaled to the middle token, and the exponentials of the two halves' sums."""
+        scaled to the middle token; and the two halves' sums, or exponentials of them."""
         return self.off_o + SCAN_WARPS * PITCH * BT * 2
 
     @property
     def size_group(self) -> int:
-        own = 8192 + 3 * 4096 + 2048 + 1024
-        return own + 2 * 4096 + 1024 if self.boundary else own
+        own = 8192 + 3 * 4096 + 2048 + 1024 + 1024
+        return own + 2 * 4096 if self.boundary else own
 
     @property
     def off_sum(self) -> int:
@@ -116,8 +125,13 @@ class FusedPlan:
         return self.off_group + self.builders * self.size_group
 
     @property
-    def off_guard(self) -> int:
+    def off_end(self) -> int:
+        """Of a steep chunk: its whole decay, in the order of a stage's."""
         return self.off_sum + self.stages * 4 * HEAD
+
+    @property
+    def off_guard(self) -> int:
+        return self.off_end + self.stages * 4 * HEAD
 
     @property
     def off_bar(self) -> int:
@@ -125,9 +139,14 @@ class FusedPlan:
         return self.off_guard + 128
 
     @property
+    def off_steep(self) -> int:
+        """Whether the chunk in each stage is steep, int32."""
+        return self.off_bar + 3 * 8 * self.stages
+
+    @property
     def off_scale(self) -> int:
         """Factors of the outputs of each chunk in the ring, if there are some."""
-        return self.off_bar + 3 * 8 * self.stages
+        return self.off_steep + (4 * self.stages + 7) // 8 * 8
 
     @property
     def smem_bytes(self) -> int:

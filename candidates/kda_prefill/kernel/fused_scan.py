@@ -117,7 +117,10 @@ class Scanning(Load):
         for _ in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(BT // 2):
                 accQ[i] = op.ptx("mov.f32 {$w0}, 0f00000000;", [F32])
+            steep = I32(0)
             if cutlass.const_expr(not self.plan.boundary):
+                steep = ops.load_shared32(at + s * 4, self.plan.off_steep)
+                steep = cute.arch.make_warp_uniform(steep)
                 self.decay(e_at + s * self.plan.stage, accS)
             narrow(accS, aS)
             warpgroup.fence()
@@ -138,6 +141,9 @@ class Scanning(Load):
                     accO[i] = accQ[i] * by[i // 4 * 2 + i % 2]
             else:
                 accO.store(accQ.load() * scale)
+            if cutlass.const_expr(not self.plan.boundary):
+                if steep > 0:  # held at its start: decays between what it reads and what it adds
+                    self.decay(at + (self.plan.off_end - layout.off_e) + t % 4 * 16 + s * 512, accS)
             warpgroup.fence()
             cute.gemm(mma_s, accS, aV[None, None, 0], rK[None, None, 0, s], accS)
             warpgroup.commit_group()

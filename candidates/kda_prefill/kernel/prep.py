@@ -39,6 +39,7 @@ from candidates.kda_prefill.kernel.prep_plan import (
     twist,
 )
 from candidates.kda_prefill.kernel.prep_scores import finish, keep, multiply
+from candidates.kda_prefill.kernel.prep_steep import SteepScores
 from candidates.kda_prefill.kernel.ragged import bounds, locate
 
 __all__ = ["GATE_FLOOR", "Prep"]
@@ -52,7 +53,7 @@ GATE_FLOOR = -100.0
 and minus infinity does not turn differences of sums into NaN."""
 
 
-class Prep:
+class Prep(SteepScores):
     """The PREP kernel of one schedule, compiled once for every T, N and H.
 
     Parameters
@@ -215,7 +216,12 @@ class Prep:
                         end,
                         scaled if index == 0 else [],
                     )
+                steep = I32(0)
+                if cutlass.const_expr(plan.anchored in phase):
+                    self.vote(base, group, channel, total)
                 cute.arch.sync_threads()
+                if cutlass.const_expr(plan.anchored in phase):
+                    steep = op.load_i32(base, plan.off_steep)
                 for index, job in plan.rounds(phase):
                     spec = plan.steps[index]
                     jobs = spec.jobs[job : job + plan.warps]
@@ -224,6 +230,12 @@ class Prep:
                         kept = keep(spec.size, jobs, tile, kept, warp, lane)
                         if cutlass.const_expr(index == len(plan.steps) - 1):
                             finish(plan, jobs, [kept], base, warp, lane, scale)
+                    elif cutlass.const_expr(index == plan.anchored):
+                        if steep > 0:
+                            self.steep_tiles(Q, K, G, base, warp, lane, scale)
+                        elif warp < len(jobs):
+                            tiles = multiply(plan, index, jobs, base, warp, lane)
+                            finish(plan, jobs, tiles, base, warp, lane, scale)
                     elif warp < len(jobs):
                         tiles = multiply(plan, index, jobs, base, warp, lane)
                         finish(plan, jobs, tiles, base, warp, lane, scale)
@@ -277,6 +289,7 @@ class Prep:
             rows = max(min(hi - start, self.bt), 0)
         if lane == 0:
             op.store_i32x4(base, (start, rows, slot, head), self.plan.off_place)
+            op.store32(base, I32(0), self.plan.off_steep)
         if begin > 0 or end < T:
             if N > 0:
                 end = bounds(CU, N - 1, T)[1]

@@ -40,6 +40,12 @@ def table(values, index):
     return I32(shifted & U64(15))
 
 
+def anew(x, lane):
+    """``x``, the same in a warp or a lane's own number, in a way that keeps ptxas from sharing what
+    is computed from it with other code: it would hold addresses in registers from there to here."""
+    return cute.arch.shuffle_sync(x, offset=lane)
+
+
 # ------------------------------------------------------------------------- shared memory
 
 
@@ -84,6 +90,10 @@ def store_zero16(address, at=0):
 
 def load_f32(address, at=0):
     return ptx(f"ld.shared.f32 {{$w0}}, [{{$r0}}+{at}];", [F32], [address])
+
+
+def load_i32(address, at=0):
+    return ptx(f"ld.shared.b32 {{$w0}}, [{{$r0}}+{at}];", [I32], [address])
 
 
 def load_f32x2(address, at=0):

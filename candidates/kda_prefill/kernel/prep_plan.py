@@ -196,6 +196,18 @@ class Plan:
         indices = tuple(range(len(self.steps)))
         return (indices,) if len(indices) <= 2 else tuple((i,) for i in indices)
 
+    @property
+    def anchored(self) -> int:
+        """The step that a steep chunk goes another way in; -1 if there is none.
+
+        Windows of 16 or 32 tokens that are anchored in their middle have one.  Other anchors fit
+        as many gates of -5 or fewer, and a window of 64 fits none at all.
+        """
+        for index, step in enumerate(self.steps):
+            if step.kind == "both" and step.rule == "mid" and step.size <= 2 * TILE:
+                return index
+        return -1
+
     def rounds(self, phase: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """(step, first job) of each round of a phase: one job for every warp, or fewer."""
         return tuple(
@@ -309,8 +321,13 @@ class Plan:
         return self.off_beta + 4 * self.bt
 
     @property
-    def smem_bytes(self) -> int:
+    def off_steep(self) -> int:
+        """Whether the chunk is steep, int32."""
         return self.off_place + 16
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.off_steep + 16
 
     @property
     def registers(self) -> int:
