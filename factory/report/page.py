@@ -243,7 +243,7 @@ def _space_section(run: Run) -> str:
             "Schedules through their parameters",
             parallel_chart(space, run.unit),
             "Each line is a schedule, up to its time at the right, the fastest on top; the "
-            "fastest tenth is strong, broken lines failed, - is a parameter that the schedule "
+            "fastest are strong, broken lines failed, - is a parameter that the schedule "
             "does not have. A click on a line finds its row." + left_out,
             wide=True,
         )

@@ -24,8 +24,11 @@ _DRAWN, _FAILED = 300, 100
 
 _Item = TypeVar("_Item")
 
-_FAST = 0.1
-"""Share of the trials that is drawn strong."""
+_FAST, _STRONG = 0.1, 30
+"""Share of the trials that is drawn strong, and how many at most."""
+
+_CHOICES = 12
+"""Choices of a parameter that are listed."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Importance:
     trials: int
     """How many have it."""
     means: tuple[tuple[str, float, int], ...]
-    """Choice, geomean of its trials' times (or ratios), and how many they are."""
+    """Choice, geomean of its trials' times (or ratios), and how many they are; the first few."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def describe_space(
         return None
     importances = [_importance(axis.name, rows, values) for axis in axes]
     names = [a.name for a in axes]
-    strong = max(1, round(len(rows) * _FAST))
+    strong = min(max(1, round(len(rows) * _FAST)), _STRONG)
     shown = _spread(rows, _DRAWN, strong)
     lost = _spread(failed, _FAILED, 0)
     paths = [
@@ -179,6 +182,6 @@ def _importance(
         len(every),
         tuple(
             (choice, math.exp(statistics.fmean(g)), len(g))
-            for choice, g in sorted(groups.items(), key=lambda c: statistics.fmean(c[1]))
+            for choice, g in sorted(groups.items(), key=lambda c: statistics.fmean(c[1]))[:_CHOICES]
         ),
     )

@@ -12,6 +12,9 @@ __all__ = ["importance_chart", "parallel_chart"]
 _WIDE = 2.0 * WIDTH
 """A parameter needs room."""
 
+_LABELS = 12
+"""Choices that are named on an axis."""
+
 
 def importance_chart(space: Space, unit: str) -> str:
     """A bar for each parameter: the share of the spread of times that it explains alone."""
@@ -64,7 +67,8 @@ def parallel_chart(space: Space, unit: str) -> str:
         parts.append(line(x, top, x, bottom, "axisline"))
         anchor = "middle" if n else "start"
         parts.append(text(x if n else 2.0, 16.0, axis.name, kind="axis", anchor=anchor))
-        for choice, v in places[n].items():
+        every = -(-len(places[n]) // _LABELS)
+        for choice, v in list(places[n].items())[::every]:
             parts.append(text(x + 3, v + 4, choice, kind="tick halo"))
     parts.append(line(at[-1], top, at[-1], bottom, "axisline"))
     parts.append(text(at[-1] + 5, 16.0, unit, kind="axis", anchor="middle"))
