@@ -175,15 +175,16 @@ def query(
     campaign_id = None if campaign is None else store.get_campaign(campaign).id
     # What ranks a campaign is these two; by another clock, or on another regime, only what has a
     # score to be put in its place can be asked.
-    own = regime is None and clock in (Clock.GPU, Clock.MODELLED)
-    basis = _Basis(regime, None if own or clock is None else Clock(clock))
+    by = None if clock is None else Clock(clock)
+    own = regime is None and by in (Clock.GPU, Clock.MODELLED)
+    basis = _Basis(regime, None if own else by)
     with store.reading() as session:
         check_names(session, store.name, operation=operation, control=control, regime=regime)
         filters = Filters(
             operation=operation,
             operation_version=operation_version,
             campaign_id=campaign_id,
-            clock=Clock(clock) if own or clock == Clock.MODELLED else None,  # type: ignore[arg-type]
+            clock=by if own or by is Clock.MODELLED else None,
             gpu=None if gpu is None else gpu_named(session, store.name, gpu),
             source_hash=source_hash,
             control=control,

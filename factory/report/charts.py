@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from factory.report.data import ErrorPoint, Run, ShapeBars, Step, SweepLine
+from factory.report.data import ErrorPoint, Run, ShapeBars, Step
 from factory.report.svg import (
     HEIGHT,
     WIDTH,
@@ -21,6 +21,7 @@ from factory.report.svg import (
     x_axis,
     y_axis,
 )
+from factory.report.sweep import SweepLine
 from leaderboard import Funnel, StageCount
 
 __all__ = ["best_chart", "error_chart", "funnel_chart", "shape_chart", "sweep_chart"]

@@ -8,14 +8,15 @@ the campaign ran.
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from factory.report.space import Space, describe_space
+from factory.report.sweep import SweepLine, sweep_axis, sweep_lines
+from factory.report.trials import TableRow, reasons_of, table_rows
 from leaderboard import (
     CampaignRecord,
     Clock,
@@ -32,7 +33,6 @@ from leaderboard import (
     shapes,
     trial_errors,
     trial_seconds,
-    unranked,
     winner,
 )
 
@@ -46,18 +46,11 @@ __all__ = [
     "Run",
     "ShapeBars",
     "Step",
-    "SweepLine",
-    "TableRow",
     "gather",
 ]
 
-_SWEEP_BY = ("anchor", "bt")
-"""What decides the rounding of a chunked kernel; a schedule without them goes by its first two."""
-
 _MODELLED_GPU = "NVIDIA H200"
 """What cost models estimate; see :meth:`candidates.Family.modelled_us`."""
-
-_NUMBER = re.compile(r"(?<![A-Za-z_])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?:/\d+)*")
 
 
 @dataclass(frozen=True)
@@ -127,38 +120,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SweepLine:
-    """Worst error of schedules that share their numerics, by regime from mild to steep."""
-
-    first: str
-    second: str
-    points: tuple[tuple[int, float | None], ...]
-    """Position in :attr:`Report.sweep_regimes`, and the error; None where not finite."""
-    trials: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.first} {self.second}".strip()
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """One trial in the table."""
-
-    id: int
-    number: int
-    status: str
-    rank: int | None
-    us: float | None
-    slow_us: float | None
-    ratio: float | None
-    share: float | None
-    stage: str
-    schedule: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Report:
     """All that the page shows."""
 
@@ -194,9 +155,9 @@ def gather(store: Store, campaign: CampaignRecord, *, now: datetime) -> Report:
     shares = {t: _share(found, operation) for t, found in errors.items()}
     rows = ranked(store, campaign_id=campaign.id, live=True)
     open_jobs = {j.id for j in jobs if j.status.value == "open"}
-    reasons, other = _reasons(trials)
+    reasons, other = reasons_of(trials)
     minutes, minutes_are = _minutes(store, campaign, trials)
-    axis = _sweep_axis(campaign, operation, errors)
+    axis = sweep_axis(campaign, operation, errors)
     return Report(
         campaign=campaign,
         source=store.name,
@@ -209,7 +170,7 @@ def gather(store: Store, campaign: CampaignRecord, *, now: datetime) -> Report:
             for run in _runs_of(rows)
         ),
         sweep_regimes=tuple((name, text) for name, text, _ in axis),
-        sweep=_sweep(trials, errors, [name for name, *_ in axis]),
+        sweep=sweep_lines(trials, errors, [name for name, *_ in axis]),
         sweep_gate=None
         if operation is None
         else min((t.max_rel for t in operation.tolerances.values()), default=None),
@@ -220,7 +181,7 @@ def gather(store: Store, campaign: CampaignRecord, *, now: datetime) -> Report:
         "without its tolerances the gate cannot be drawn, nor the sweep's order be known",
         reasons=reasons,
         other_reasons=other,
-        trials=_table(store, campaign, trials, rows, shares, open_jobs),
+        trials=table_rows(store, campaign, trials, rows, shares, open_jobs),
         jobs=tuple(jobs),
         fingerprints={
             f: store.get_fingerprint(f).values
@@ -451,145 +412,3 @@ def _floor_us(operation: Operation | None, workload: str, peak: float | None) ->
     if operation is None or peak is None or workload not in operation.workloads:
         return None
     return operation.floor_bytes(operation.workloads[workload]) / peak * 1e6 or None
-
-
-# ----------------------------------------------------------------------------------- sweep
-
-
-def _sweep_axis(
-    campaign: CampaignRecord,
-    operation: Operation | None,
-    errors: Mapping[int, Sequence[TrialError]],
-) -> list[tuple[str, str, float]]:
-    """Regimes from mild to steep that some trial met: the sweep, then the ranking regime."""
-    met = {e.regime for found in errors.values() for e in found}
-    if operation is None:
-        return []
-    axis = [
-        (r.name, f"{r.severity:g}", r.severity)
-        for r in operation.regimes.values()
-        if r.severity is not None and r.name in met
-    ]
-    axis.sort(key=lambda a: -a[2])
-    ranking = operation.regimes.get(campaign.ranking_regime)
-    if ranking is not None and ranking.name in met:
-        axis.append((ranking.name, ranking.name, ranking.gate_floor))
-    return axis
-
-
-def _sweep(
-    trials: Sequence[TrialRecord],
-    errors: Mapping[int, Sequence[TrialError]],
-    regimes: Sequence[str],
-) -> tuple[SweepLine, ...]:
-    place = {name: i for i, name in enumerate(regimes)}
-    worst: dict[tuple[str, str], dict[int, float | None]] = defaultdict(dict)
-    members: Counter[tuple[str, str]] = Counter()
-    for trial in trials:
-        cells = _swept(errors.get(trial.id, ()), place)
-        if not cells:
-            continue
-        group = _numerics(trial.schedule)
-        members[group] += 1
-        for x, value in cells.items():
-            worst[group][x] = _larger(worst[group].get(x, 0.0), value)
-    return tuple(
-        SweepLine(*group, tuple(sorted(worst[group].items())), members[group])
-        for group in sorted(worst, key=_natural)
-    )
-
-
-def _swept(errors: Iterable[TrialError], place: Mapping[str, int]) -> dict[int, float | None]:
-    """Worst error by regime; as the GPU gave it where the gate ran, else as emulated."""
-    found: dict[int, dict[str, float | None]] = defaultdict(dict)
-    for e in errors:
-        if e.regime in place and e.stage in ("gate", "emulate"):
-            cell = found[place[e.regime]]
-            cell[e.stage] = _larger(cell.get(e.stage, 0.0), e.max_rel if e.finite else None)
-    return {x: cell["gate"] if "gate" in cell else cell["emulate"] for x, cell in found.items()}
-
-
-def _larger(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else max(a, b)
-
-
-def _numerics(schedule: Mapping[str, int | str]) -> tuple[str, str]:
-    named = [n for n in _SWEEP_BY if n in schedule] or list(schedule)[:2]
-    words = [f"{n}={schedule[n]}" for n in named]
-    return (words[0] if words else "all", words[1] if len(words) > 1 else "")
-
-
-def _natural(words: tuple[str, str]) -> list[tuple[int, str]]:
-    return [
-        (int(p), "") if p.isdecimal() else (-1, p) for w in words for p in re.split(r"(\d+)", w)
-    ]
-
-
-# ---------------------------------------------------------------------- reasons and the table
-
-
-def _reasons(
-    trials: Sequence[TrialRecord], most: int = 12
-) -> tuple[tuple[tuple[str, str, str, int], ...], int]:
-    """Kinds of failure, the most frequent first: reasons that differ in numbers only are one."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    example: dict[tuple[str, str, str], str] = {}
-    for t in trials:
-        if t.status.finished and t.reason:
-            kind = (t.stage, t.status.value, _NUMBER.sub("#", t.reason))
-            counts[kind] += 1
-            example.setdefault(kind, t.reason)
-    common = counts.most_common(most)
-    shown = tuple(
-        (stage, status, example[kind], n) for kind, n in common for stage, status, _ in [kind]
-    )
-    return shown, len(counts) - len(common)
-
-
-def _table(
-    store: Store,
-    campaign: CampaignRecord,
-    trials: Sequence[TrialRecord],
-    rows: Sequence[LeaderboardRow],
-    shares: Mapping[int, tuple[float | None, str]],
-    open_jobs: set[str],
-) -> tuple[TableRow, ...]:
-    placed = {r.id: r for r in rows}
-    left = {u.id: u.reason for u in unranked(store, campaign_id=campaign.id)}
-
-    def row(t: TrialRecord) -> TableRow:
-        r = placed.get(t.id)
-        if t.reason:
-            note = t.reason
-        elif t.job_id in open_jobs:
-            note = f"job {t.job_id} is open: its times may still be void"
-        else:
-            note = left.get(t.id, "")
-        return TableRow(
-            id=t.id,
-            number=t.number,
-            status=t.status.value,
-            rank=None if r is None else r.rank,
-            us=t.score_us,
-            slow_us=t.slow_us,
-            ratio=None if r is None else r.ratio,
-            share=shares[t.id][0] if t.id in shares else None,
-            stage=t.stage,
-            schedule=t.schedule_key,
-            note=note or _losses(campaign, r),
-        )
-
-    order = {r.id: n for n, r in enumerate(rows)}
-    return tuple(
-        sorted(map(row, trials), key=lambda t: (order.get(t.id, len(order)), t.number, t.id))
-    )
-
-
-def _losses(campaign: CampaignRecord, row: LeaderboardRow | None) -> str:
-    """On what the control was faster, in few words."""
-    if row is None or not row.losses:
-        return ""
-    many = len(row.losses)
-    if many > 2:
-        return f"loses to {row.control} on {many} of {len(campaign.workloads)} shapes"
-    return f"loses to {row.control} on {' '.join(row.losses)}"

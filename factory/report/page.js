@@ -11,8 +11,18 @@
   const count = document.getElementById("count");
   const more = document.getElementById("more");
   const index = (name) => names.indexOf(name);
-  const texts = data.rows.map((row) => row.join(" ").toLowerCase());
-  const words = data.rows.map((row) => new Set(row[index("schedule")].toLowerCase().split(" ")));
+  // Texts that are searched are made when somebody first searches: the page opens sooner.
+  let made = null;
+  function searched() {
+    if (made === null) {
+      const at = index("schedule");
+      made = {
+        texts: data.rows.map((row) => row.join(" ").toLowerCase()),
+        words: data.rows.map((row) => new Set(row[at].toLowerCase().split(" "))),
+      };
+    }
+    return made;
+  }
   let shown = STEP;
   let order = { column: -1, down: false };
 
@@ -24,6 +34,7 @@
       const [, name, sign, value] = found;
       const at = index(name);
       if (sign === "=") {
+        const { words } = searched();
         return (n) => words[n].has(word) ||
           (at >= 0 && String(data.rows[n][at]).toLowerCase() === value);
       }
@@ -36,6 +47,7 @@
         return (n) => typeof data.rows[n][at] === "number" && holds(data.rows[n][at]);
       }
     }
+    const { texts } = searched();
     return (n) => texts[n].includes(word);
   }
 

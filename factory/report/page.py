@@ -20,9 +20,10 @@ from factory.report.charts import (
     sweep_chart,
     sweep_styles,
 )
-from factory.report.data import Report, Run, TableRow
+from factory.report.data import Report, Run
 from factory.report.space_charts import importance_chart, parallel_chart
 from factory.report.svg import number
+from factory.report.trials import TableRow
 
 __all__ = ["render"]
 
@@ -153,7 +154,17 @@ def _note(text: str) -> str:
 # ---------------------------------------------------------------------------------- charts
 
 
-def _figure(title: str, drawing: str, caption: str, extra: str = "", *, tall: bool = False) -> str:
+def _figure(
+    title: str,
+    drawing: str,
+    caption: str,
+    extra: str = "",
+    *,
+    tall: bool = False,
+    wide: bool = False,
+) -> str:
+    if wide:
+        drawing = f'<div class="wide">{drawing}</div>'
     return (
         f"<figure{' class=tall' if tall else ''}><h3>{escape(title)}</h3>{drawing}{extra}"
         f"<figcaption>{escape(caption)}</figcaption></figure>"
@@ -222,17 +233,37 @@ def _space_section(run: Run) -> str:
         + _figure(
             "What mattered",
             importance_chart(space, run.unit),
-            "Share of the variance of log time that each parameter explains alone, adjusted for "
-            "the number of its choices; what only two together explain is in none of them." + few,
+            "Share of the variance of log time that each parameter explains alone among the trials "
+            "that have it, adjusted for the number of its choices; what only two together explain "
+            "is in none of them." + few,
         )
+        + _choices_table(run)
+        + "</div>"
         + _figure(
             "Schedules through their parameters",
             parallel_chart(space, run.unit),
             "Each line is a schedule, up to its time at the right, the fastest on top; the "
-            "fastest tenth is strong, broken lines failed. A click on a line finds its row."
-            + left_out,
+            "fastest are strong, broken lines failed, - is a parameter that the schedule "
+            "does not have. A click on a line finds its row." + left_out,
+            wide=True,
         )
-        + "</div></section>"
+        + "</section>"
+    )
+
+
+def _choices_table(run: Run) -> str:
+    """Each parameter's choices, the fastest first."""
+    assert run.space is not None
+    rows = "".join(
+        f'<tr><td>{escape(i.name)}</td><td class="mono">{escape(choice)}</td>'
+        f'<td class="num">{number(mean)}</td><td class="num">{count}</td></tr>'
+        for i in run.space.importances
+        for choice, mean, count in i.means
+    )
+    return (
+        '<figure><h3>By choice</h3><div class="scroll short"><table><thead><tr>'
+        f'<th>parameter</th><th>choice</th><th class="num">geomean, {escape(run.unit)}</th>'
+        f'<th class="num">trials</th></tr></thead><tbody>{rows}</tbody></table></div></figure>'
     )
 
 

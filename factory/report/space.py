@@ -24,8 +24,11 @@ _DRAWN, _FAILED = 300, 100
 
 _Item = TypeVar("_Item")
 
-_FAST = 0.1
-"""Share of the trials that is drawn strong."""
+_FAST, _STRONG = 0.1, 30
+"""Share of the trials that is drawn strong, and how many at most."""
+
+_CHOICES = 12
+"""Choices of a parameter that are listed."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,12 @@ class Importance:
 
     name: str
     share: float
-    """Of the variance of log time, adjusted for the number of choices; 0 to 1."""
+    """Of the variance of log time among the trials that have the parameter, adjusted for the
+    number of choices; 0 to 1."""
+    trials: int
+    """How many have it."""
     means: tuple[tuple[str, float, int], ...]
-    """Choice, geomean of its trials' times (or ratios), and how many they are."""
+    """Choice, geomean of its trials' times (or ratios), and how many they are; the first few."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,10 @@ class Path:
 
 @dataclass(frozen=True)
 class Space:
-    """A run's parameters, those that matter most first."""
+    """A run's parameters."""
 
     importances: tuple[Importance, ...]
+    """What explains most first."""
     axes: tuple[Axis, ...]
     paths: tuple[Path, ...]
     """Failed first, then from slow to fast, so that the fastest is drawn last."""
@@ -104,10 +111,8 @@ def describe_space(
     if not axes or not rows:
         return None
     importances = [_importance(axis.name, rows, values) for axis in axes]
-    order_of = {i.name: -i.share for i in importances}
-    axes.sort(key=lambda a: order_of[a.name])
     names = [a.name for a in axes]
-    strong = max(1, round(len(rows) * _FAST))
+    strong = min(max(1, round(len(rows) * _FAST)), _STRONG)
     shown = _spread(rows, _DRAWN, strong)
     lost = _spread(failed, _FAILED, 0)
     paths = [
@@ -122,7 +127,7 @@ def describe_space(
         for r in reversed(shown)
     ]
     return Space(
-        tuple(sorted(importances, key=lambda i: (-i.share, i.name))),
+        tuple(sorted(importances, key=lambda i: (-i.share, -i.trials))),
         tuple(axes),
         tuple(paths),
         len(rows) + len(failed) - len(paths),
@@ -154,8 +159,13 @@ def _importance(
     Kelley, T. L. (1935), An unbiased correlation ratio measure, PNAS 21(9).
     """
     groups: dict[str, list[float]] = {}
+    # Those that do not have it would make it explain what its parent does.
     for row in rows:
-        groups.setdefault(_choice(row.schedule, name), []).append(math.log(values[row.id]))
+        if name in row.schedule:
+            choice = _choice(row.schedule, name)
+            groups.setdefault(choice, []).append(math.log(values[row.id]))
+    if not groups:
+        return Importance(name, 0.0, 0, ())
     every = [v for g in groups.values() for v in g]
     mean = statistics.fmean(every)
     total = math.fsum((v - mean) ** 2 for v in every)
@@ -169,8 +179,9 @@ def _importance(
     return Importance(
         name,
         min(max(share, 0.0), 1.0),
+        len(every),
         tuple(
             (choice, math.exp(statistics.fmean(g)), len(g))
-            for choice, g in sorted(groups.items(), key=lambda c: statistics.fmean(c[1]))
+            for choice, g in sorted(groups.items(), key=lambda c: statistics.fmean(c[1]))[:_CHOICES]
         ),
     )

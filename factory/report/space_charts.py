@@ -9,18 +9,25 @@ from factory.report.svg import HEIGHT, WIDTH, Linear, Log, drawing, line, number
 
 __all__ = ["importance_chart", "parallel_chart"]
 
+_WIDE = 2.0 * WIDTH
+"""A parameter needs room."""
+
+_LABELS = 12
+"""Choices that are named on an axis."""
+
 
 def importance_chart(space: Space, unit: str) -> str:
     """A bar for each parameter: the share of the spread of times that it explains alone."""
-    row, left, right = 26.0, 84.0, WIDTH - 46.0
+    row, left, right = 26.0, 100.0, WIDTH - 104.0
     x = Linear(0, 1, left, right)
     parts = []
     for n, found in enumerate(space.importances):
         y = 6 + n * row
         parts.append(text(left - 8, y + 13, found.name, kind="axis", anchor="end"))
         parts.append(rect(left, y, right - left, 17, "track"))
-        parts.append(rect(left, y, x(found.share) - left, 17, "mine", tip=_choices(found, unit)))
-        parts.append(text(right + 6, y + 13, f"{found.share:.0%}", kind="value"))
+        parts.append(rect(left, y, x(found.share) - left, 17, "share", tip=_choices(found, unit)))
+        said = f"{found.share:.0%} of {found.trials}"
+        parts.append(text(right + 8, y + 13, said if found.trials else "not met", kind="value"))
     return drawing(
         parts, "how much each parameter explains", height=len(space.importances) * row + 10
     )
@@ -33,7 +40,7 @@ def _choices(found: Importance, unit: str) -> str:
 
 def parallel_chart(space: Space, unit: str) -> str:
     """Axes side by side, the last one time; the strongest lines are the fastest."""
-    top, bottom, left, right = 30.0, HEIGHT - 14.0, 30.0, WIDTH - 44.0
+    top, bottom, left, right = 30.0, HEIGHT + 30.0, 20.0, _WIDE - 52.0
     count = len(space.axes)
     at = [left + (right - left) * n / count for n in range(count + 1)]
     values = [p.value for p in space.paths if p.value is not None]
@@ -58,17 +65,19 @@ def parallel_chart(space: Space, unit: str) -> str:
         )
     for n, (axis, x) in enumerate(zip(space.axes, at, strict=False)):
         parts.append(line(x, top, x, bottom, "axisline"))
-        # Names in turns on two levels: side by side they would run into each other.
-        parts.append(text(x, 11.0 + 12.0 * (n % 2), axis.name, kind="axis small", anchor="middle"))
-        for choice, v in places[n].items():
+        anchor = "middle" if n else "start"
+        parts.append(text(x if n else 2.0, 16.0, axis.name, kind="axis", anchor=anchor))
+        every = -(-len(places[n]) // _LABELS)
+        for choice, v in list(places[n].items())[::every]:
             parts.append(text(x + 3, v + 4, choice, kind="tick halo"))
     parts.append(line(at[-1], top, at[-1], bottom, "axisline"))
-    parts.append(text(at[-1], 11.0, unit, kind="axis small", anchor="middle"))
+    parts.append(text(at[-1] + 5, 16.0, unit, kind="axis", anchor="middle"))
     for value in _ends(low, high):
         parts.append(text(at[-1] + 5, y(value) + 4, number(value), kind="tick"))
     if lost:
         parts.append(text(at[-1] + 5, bottom + 3, "no time", kind="note bad"))
-    return drawing(parts, "schedules as lines through their parameters")
+    label = "schedules as lines through their parameters"
+    return drawing(parts, label, height=bottom + 14, width=_WIDE)
 
 
 def _place(index: int, count: int, top: float, bottom: float) -> float:

@@ -109,10 +109,12 @@ def _tip(tip: str) -> str:
     return f"<title>{escape(tip)}</title>" if tip else ""
 
 
-def drawing(parts: Iterable[str], label: str, *, height: float = HEIGHT) -> str:
+def drawing(
+    parts: Iterable[str], label: str, *, height: float = HEIGHT, width: float = WIDTH
+) -> str:
     """An SVG element that scales with its container."""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {_n(height)}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {_n(width)} {_n(height)}" role="img" aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg>"
     )
 

@@ -16,6 +16,7 @@ import leaderboard
 import operations
 from factory.cli import _run
 from factory.report import build_report
+from factory.report.data import gather
 from leaderboard import (
     CampaignRecord,
     CampaignStatus,
@@ -328,6 +329,88 @@ def test_kinds_of_rejection_are_counted_whatever_their_numbers(store):
     assert "1 rejected emulate input g changed" in said
 
 
+def test_minutes_are_those_of_the_gpu(store):
+    """Each trial spent a second at the gate and one at the clock; a rejected one none."""
+    job(store)
+    rejected(store, 0, "wrong")
+    for number, us in ((1, 50.0), (2, 60.0), (3, 40.0)):
+        passed(store, number, us)
+    store.close_job("job-1", JobStatus.VALID)
+    report = gather(store, store.get_campaign(), now=NOW)
+    assert report.minutes_are == "GPU minutes"
+    assert [round(s.minutes * 60) for s in report.runs[0].steps] == [2, 6]
+    assert [s.finished for s in report.runs[0].steps] == [2, 4]
+    assert report.minutes == pytest.approx(0.1)
+    assert "over GPU minutes" in page_of(store).said()
+
+
+# -- the space -------------------------------------------------------------------------
+
+
+def of_choices(store, times, lost=()):
+    """A campaign of schedules with these times, and some that were rejected."""
+    job(store)
+    number = 0
+    for choices, us in times:
+        key = " ".join(f"{k}={v}" for k, v in choices.items())
+        passed(store, number, us, schedule=choices, schedule_key=f"{key} #{number}")
+        number += 1
+    for choices in lost:
+        rejected(store, number, "wrong", schedule=choices, schedule_key=f"lost {number}")
+        number += 1
+    store.close_job("job-1", JobStatus.VALID)
+    return gather(store, store.get_campaign(), now=NOW).runs[0].space
+
+
+def test_what_decides_the_time_explains_it_and_what_does_not_explains_nothing(store):
+    times = [({"a": a, "b": b}, 10.0 * a) for a in (1, 2, 4) for b in (1, 2, 3, 4)]
+    space = of_choices(store, times)
+    shares = {i.name: i.share for i in space.importances}
+    assert shares == {"a": pytest.approx(1.0), "b": 0.0}
+    assert [i.name for i in space.importances] == ["a", "b"]
+    assert space.importances[0].means == tuple(
+        (str(a), pytest.approx(10.0 * a), 4) for a in (1, 2, 4)
+    )
+
+
+def test_chance_is_taken_off_a_parameter_of_many_choices(store):
+    """Ten choices among twenty trials explain half of what is only noise, unadjusted."""
+    noise = [1.0, 1.3, 0.8, 1.1, 0.9, 1.2, 0.7, 1.4, 1.05, 0.95]
+    times = [({"n": i % 10}, 50.0 * noise[(7 * i + i // 10) % 10]) for i in range(20)]
+    (only,) = of_choices(store, times).importances
+    assert only.share < 0.35
+
+
+def test_a_parameter_is_judged_among_those_that_have_it(store):
+    """Every schedule with a ``form`` of its own is fast; its child explains nothing more."""
+    times = [({"form": "x", "child": c}, 10.0) for c in (1, 2)]
+    times += [({"form": "y"}, 100.0), ({"form": "y", "other": 1}, 101.0)]
+    space = of_choices(store, times)
+    shares = {i.name: (round(i.share, 3), i.trials) for i in space.importances}
+    assert shares["form"][0] > 0.99
+    assert shares["child"] == (0.0, 2)
+    (axis,) = [a for a in space.axes if a.name == "child"]
+    assert axis.choices == ("-", "1", "2")
+
+
+def test_every_schedule_is_a_line_the_failed_first_and_the_fastest_last(store):
+    times = [({"a": n % 3}, 50.0 - n) for n in range(20)]
+    space = of_choices(store, times, lost=[{"a": 1}])
+    values = [p.value for p in space.paths]
+    assert values[0] is None
+    assert values[1:] == sorted(values[1:], reverse=True)
+    assert [p.fast for p in space.paths] == [False] * 19 + [True] * 2
+    page = page_of(store)
+    assert len(page.of_class("path")) == 21
+    assert len([x for x in page.of_class("path") if "lost" in x["class"].split()]) == 1
+    assert {int(x["data-trial"]) for x in page.of_class("path")} == {p.id for p in space.paths}
+
+
+def test_a_space_without_a_choice_is_not_drawn(store):
+    assert of_choices(store, [({"a": 1}, 10.0), ({"a": 1}, 20.0)]) is None
+    assert "What mattered" not in page_of(store).said()
+
+
 # -- campaigns as they come ------------------------------------------------------------
 
 
@@ -493,24 +576,47 @@ pre.textContent = JSON.stringify(out); document.body.append(pre);
 """
 
 
+LOADED = """
+<script>
+window.addEventListener("load", () => setTimeout(() => {
+  const ready = performance.getEntriesByType("navigation")[0].loadEventEnd;
+  const start = performance.now();
+  const s = document.getElementById("search");
+  s.value = "bt=32 and us<90 n=4"; s.dispatchEvent(new Event("input"));
+  [...document.querySelectorAll("#table th button")][3].click();
+  document.body.getBoundingClientRect();
+  const pre = document.createElement("pre"); pre.id = "loaded";
+  pre.textContent = `${Math.round(ready)} ${Math.round(performance.now() - start)}`;
+  document.body.append(pre);
+}));
+</script>
+"""
+
+
+def opened_in(path):
+    """Milliseconds until the page could be used, and until a filter and an order were there."""
+    found = re.search(r'<pre id="loaded">(\d+) (\d+)</pre>', opened(path))
+    assert found
+    return int(found[1]), int(found[2])
+
+
 def opened(path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    start = time.perf_counter()
     done = subprocess.run(
         [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True
     )
     assert ":CONSOLE" not in done.stderr, done.stderr
-    return done.stdout, time.perf_counter() - start
+    return done.stdout
 
 
 @pytest.mark.soak
 def test_in_a_browser_filter_sort_and_points_work(shipped, tmp_path):
     file = tmp_path / "r.html"
     file.write_text(shipped[1].text.replace("</body>", CLICKS + "</body>"))
-    dom, _ = opened(file)
+    dom = opened(file)
     seen = json.loads(Page(dom).said().rpartition('{"filtered"')[2].join(['{"filtered"', ""]))
     table = shipped[1].table
     want = [r for r in table if {"bt=32", "anchor=mid"} <= set(r["schedule"].split())]
@@ -551,6 +657,8 @@ def test_ten_thousand_trials_make_a_small_page_quickly(store, tmp_path):
     assert time.process_time() - start < 10
     assert len(text.encode()) < 4e6
     file = tmp_path / "big.html"
-    file.write_text(text)
-    _, seconds = opened(file)
-    assert seconds < 10  # the browser's own start included
+    file.write_text(text.replace("</body>", LOADED + "</body>"))
+    # Best of several: a machine that does something else must not decide what the page costs.
+    took = [opened_in(file) for _ in range(3)]
+    assert min(ready for ready, _ in took) < 2000
+    assert min(answered for _, answered in took) < 1000
