@@ -60,7 +60,7 @@ class WideFamily(Family):
             for r in choices["root"]
             for p in pads
         ]
-        return tuple(self.schedule(v) for v in (*tree, *flat))
+        return tuple(self.schedule(v) for v in (*flat, *tree))
 
     def problems(self, schedule: Schedule) -> tuple[str, ...]:
         return ()
