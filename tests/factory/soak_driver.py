@@ -49,7 +49,7 @@ class Job:
         return StageResult(StageStatus.PASSED, errors=(_ERROR,))
 
     def screen(self, handle: Schedule) -> StageResult:
-        time.sleep(0.02)
+        time.sleep(0.05)  # long enough to be killed in
         return StageResult(StageStatus.PASSED)
 
     def time(self, handle: Schedule) -> StageResult:

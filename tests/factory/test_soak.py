@@ -55,7 +55,7 @@ def disturbed(url: str, folder: Path, sampler: str, budget: int, kills: int) -> 
             if process.poll() is not None:
                 process = start(url, folder, sampler, budget)
             left = kills - sum(done.values())
-            pace = max(1, (budget - finished(store)) // (left + 2)) if left > 0 else budget
+            pace = max(1, (budget - finished(store)) // (2 * left + 2)) if left > 0 else budget
             until = finished(store) + rng.randint(1, pace)
             while finished(store) < until and process.poll() is None:
                 time.sleep(0.02)
@@ -65,9 +65,10 @@ def disturbed(url: str, folder: Path, sampler: str, budget: int, kills: int) -> 
                 continue
             victim = "driver" if rng.random() < 0.5 else "worker"
             pids = [process.pid] if victim == "driver" else workers_of(process.pid)
-            if pids:
-                os.kill(rng.choice(pids), signal.SIGKILL)
-                done[victim] += 1
+            if not pids:  # none has come up yet
+                continue
+            os.kill(rng.choice(pids), signal.SIGKILL)
+            done[victim] += 1
             if victim == "driver":
                 process.wait()
         assert process.returncode == 0, (folder / "said").read_text()
