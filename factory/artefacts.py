@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -78,7 +77,7 @@ def _toolchain() -> dict[str, str | None]:
     return {
         "dsl": dsl,
         "tvm_ffi": installed("apache-tvm-ffi"),
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        # Machine code for the GPU and the code that launches it; nothing of Python is in it.
         "machine": platform.machine(),
     }
 
