@@ -15,8 +15,8 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,9 @@ ARTEFACT_BYTES = 2 << 30
 """Size that a store is kept under by whoever writes to it."""
 
 _MANIFEST = "manifest.json"
-_ASIDE = "aside-"
+_ASIDE = ".factory-aside-"
+_KEY = re.compile(r"[0-9a-f]{64}")
+"""Nothing in a store's folder that is called otherwise is ours, to read or to remove."""
 _STALE_S = 3600.0
 """After which what somebody wrote aside and never renamed is left behind by a dead process."""
 
@@ -75,7 +77,7 @@ def _toolchain() -> dict[str, str | None]:
     return {
         "dsl": dsl,
         "tvm_ffi": installed("apache-tvm-ffi"),
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        # Machine code for the GPU and the code that launches it; nothing of Python is in it.
         "machine": platform.machine(),
     }
 
@@ -121,7 +123,9 @@ class Store:
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """Files of an entry by name; None if there is none, or none that is whole."""
-        folder = self.root / key
+        folder = self.root / _checked(key)
+        if self.max_bytes == 0:
+            return None
         try:
             stored = json.loads((folder / _MANIFEST).read_bytes())["sha256"]
             files = {name: (folder / name).read_bytes() for name in stored}
@@ -148,6 +152,7 @@ class Store:
 
     def put(self, key: str, files: Mapping[str, bytes]) -> bool:
         """Keep an entry in place of any earlier one; returns whether it could be."""
+        home = self.root / _checked(key)
         size = sum(map(len, files.values()))
         if size > self.max_bytes or self.max_bytes == 0:
             return False
@@ -160,7 +165,7 @@ class Store:
                 stored = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
                 (aside / _MANIFEST).write_text(json.dumps({"sha256": stored}), encoding="utf-8")
                 aside.chmod(0o755)
-                self._rename(aside, self.root / key)
+                self._rename(aside, home)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)  # is gone if it was renamed
             self.collect(self.max_bytes)
@@ -191,15 +196,18 @@ class Store:
 
     def _entries(self) -> Iterator[_Entry]:
         try:
-            found = list(os.scandir(self.root))
+            found = list(os.scandir(self.root)) if self.max_bytes else []
         except FileNotFoundError:
             return
         for item in found:
             try:
+                aside = item.name.startswith(_ASIDE)
                 if not item.is_dir(follow_symlinks=False):
-                    continue  # not ours
+                    continue
+                if not aside and _KEY.fullmatch(item.name) is None:
+                    continue
                 used = item.stat(follow_symlinks=False).st_mtime
-                if item.name.startswith(_ASIDE):
+                if aside:
                     if time.time() - used > _STALE_S:
                         shutil.rmtree(item.path, ignore_errors=True)
                     continue
@@ -237,6 +245,12 @@ class Store:
                 _log.warning("artefact store: cannot remove %s: %s", folder, error)
             return
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def _checked(key: str) -> str:
+    if _KEY.fullmatch(key) is None:
+        raise ValueError(f"{key!r} is no key of an artefact")
+    return key
 
 
 def default_store() -> Store:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candidates import Schedule
 from factory.budget import used_up
@@ -202,6 +203,10 @@ class Driver:
             self.view.note(f"ends after {self.tally.finished} trials: {why}")
 
     def _begin(self, schedule: Schedule, number: int) -> None:
+        start = time.perf_counter()
+        result = validate(self.plan.family, schedule)
+        seconds = time.perf_counter() - start
+        passed = result.status is StageStatus.PASSED
         trial = self.store.begin_trial(
             self.campaign.id,
             number=number,
@@ -210,12 +215,14 @@ class Driver:
             source_hash=self.campaign.source_hash,
             gate_bound=self.plan.family.gate_bound(schedule),
             log_path=str(log_path(self.log_dir, number)),
+            seen=_record("validate", result, seconds) if passed else None,
         )
         opened = _Open(trial, schedule)
         self._open[trial.id] = opened
-        start = time.perf_counter()
-        result = validate(self.plan.family, schedule)
-        self._advance(opened, "validate", result, time.perf_counter() - start)
+        if passed:
+            self._go_on(opened, "validate", seconds)
+        else:
+            self._advance(opened, "validate", result, seconds)
 
     # -- events --------------------------------------------------------------------
 
@@ -263,36 +270,41 @@ class Driver:
             estimate = model(self.plan.operation, self.plan.family, opened.schedule)
             details.update(estimate.details)
             score_us, job_id = estimate.score_us, self._modelled_job
-        self.store.record_stage(
-            trial_id,
-            StageRecord(
-                stage=stage,
-                status=result.status,
-                reason=result.reason,
-                seconds=max(0.0, seconds),
-                details=details,
-            ),
-            errors=result.errors,
-            measurements=[m.model_copy(update={"trial_id": trial_id}) for m in result.measurements],
-        )
+        record = _record(stage, replace(result, details=details), seconds)
+        times = [m.model_copy(update={"trial_id": trial_id}) for m in result.measurements]
+        if passed and following is not None:
+            self.store.record_stage(trial_id, record, errors=result.errors, measurements=times)
+            self._go_on(opened, stage, seconds)
+            return
         self.tally.leave(trial_id, stage, result.status, max(0.0, seconds))
-        if not passed:
-            estimate_us = result.details.get("estimate_us")
+        # What ends a trial and its verdict are one write.
+        write = {"last": record, "errors": result.errors, "measurements": times}
+        if passed:
             self._finish(
                 opened,
-                verdict(result.status),
-                reason=result.reason,
+                TrialStatus.PASSED,
+                score_us=score_us,
+                slow_us=slow_us,
                 job_id=job_id,
-                estimate_us=estimate_us,
-                wrong_by=violation(result.errors),
+                write=write,
             )
             return
-        if following is None:
-            self._finish(
-                opened, TrialStatus.PASSED, score_us=score_us, slow_us=slow_us, job_id=job_id
-            )
-            return
-        self.tally.enter(trial_id, following)
+        self._finish(
+            opened,
+            verdict(result.status),
+            reason=result.reason,
+            job_id=job_id,
+            estimate_us=result.details.get("estimate_us"),
+            wrong_by=violation(result.errors),
+            write=write,
+        )
+
+    def _go_on(self, opened: _Open, stage: str, seconds: float) -> None:
+        """A stage was passed that is not the last."""
+        following = self.plan.funnel.after(stage)
+        assert following is not None
+        self.tally.leave(opened.trial.id, stage, StageStatus.PASSED, max(0.0, seconds))
+        self.tally.enter(opened.trial.id, following)
         if following in CPU_STAGES or following == DEVICE_STAGES[0]:
             self._submit(opened, following)
 
@@ -333,6 +345,7 @@ class Driver:
         job_id: str | None = None,
         estimate_us: float | None = None,
         wrong_by: float = 1.0,
+        write: Mapping[str, Any],
     ) -> None:
         passed = status is TrialStatus.PASSED
         trial = self.store.finish_trial(
@@ -343,6 +356,7 @@ class Driver:
             score_us=score_us,
             slow_us=slow_us,
             job_id=job_id,
+            **write,
         )
         del self._open[opened.trial.id]
         known = score_us if passed else estimate_us
@@ -437,6 +451,16 @@ class Driver:
         for event in events:
             if isinstance(event, HarnessFault) and not cancel:
                 self._handle(event)
+
+
+def _record(stage: str, result: StageResult, seconds: float) -> StageRecord:
+    return StageRecord(
+        stage=stage,
+        status=result.status,
+        reason=result.reason,
+        seconds=max(0.0, seconds),
+        details=dict(result.details),
+    )
 
 
 def log_path(log_dir: Path, number: int) -> Path:

@@ -278,7 +278,7 @@ class Search:
         seed = self._draw_seed(attempt)
         # Not multivariate: children of unchosen parents are absent from most
         # trials, and independent estimators use every trial that has the knob.
-        return TPESampler(seed=seed, n_startup_trials=8, constant_liar=True)
+        return TPESampler(seed=seed, n_startup_trials=8, constant_liar=True, multivariate=False)
 
     def _draw_seed(self, attempt: int) -> int:
         text = f"{self._seed}:{self._proposals}:{attempt}"

@@ -13,7 +13,6 @@ from leaderboard.models import (
     JobRow,
     MeasurementRow,
     StageRow,
-    TrialRow,
 )
 from leaderboard.records import (
     CampaignRecord,
@@ -109,7 +108,7 @@ def measurement_record(row: MeasurementRow) -> MeasurementRecord:
 
 
 def trial_record(
-    row: TrialRow,
+    row: Any,
     stages: Iterable[StageRow] = (),
     errors: Iterable[ErrorRow] = (),
     measurements: Iterable[MeasurementRow] = (),

@@ -1,6 +1,6 @@
 """What makes a score: all tuned workloads, one method, one cache state.
 
-Pure arithmetic on records; knows nothing of the database.
+Pure arithmetic on records, or on rows with their fields; knows nothing of the database.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leaderboard._errors import StoreError
-from leaderboard.records import CampaignRecord, Clock, MeasurementRecord
+from leaderboard.records import Clock
 
 __all__ = ["Basis", "geomean", "score_basis"]
 
@@ -33,18 +34,19 @@ class Basis:
 
 
 def score_basis(
-    campaign: CampaignRecord,
+    campaign: Any,
     *,
     label: str,
     clock: Clock,
     job_id: str,
     score_us: float,
     slow_us: float | None,
-    measurements: Iterable[MeasurementRecord],
+    measurements: Iterable[Any],
 ) -> Basis:
     """Find the complete set of times that ``score_us`` is the geomean of.
 
-    Considered are the trial's ``search`` times of this job and clock on the
+    ``campaign`` and ``measurements`` are records, or rows with those of their fields that are
+    looked at.  Considered are the trial's ``search`` times of this job and clock on the
     tuned workloads; of several of one workload, regime, method and cache the
     last one counts.
 
@@ -63,7 +65,7 @@ def score_basis(
         regimes.append(campaign.slow_regime)
     cells: dict[Basis, dict[tuple[str, str], float]] = defaultdict(dict)
     for m in measurements:
-        if m.clock is clock and m.job_id == job_id and m.phase == "search" and not m.held_out:
+        if m.clock == clock and m.job_id == job_id and m.phase == "search" and not m.held_out:
             cells[Basis(m.method, m.cache)][m.workload, m.regime] = m.median_us
     wanted = [(w, r) for r in regimes for w in campaign.workloads]
     complete = {b: c for b, c in cells.items() if all(cell in c for cell in wanted)}

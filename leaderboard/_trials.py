@@ -12,15 +12,27 @@ from sqlalchemy.orm import Session
 from leaderboard import _rows
 from leaderboard._base import (
     BaseStore,
-    campaign_by_id,
     insert_measurements,
-    job_by_id,
     now_utc,
     rows_changed,
     trial_by_id,
 )
 from leaderboard._errors import StoreError, UnknownError
 from leaderboard._scores import Basis, score_basis
+from leaderboard._statements import (
+    ADD_ERRORS,
+    ADD_STAGE,
+    ADD_TRIAL,
+    ATTEMPTS,
+    JOB,
+    RUNNING,
+    SCORED,
+    SET_STAGE,
+    SET_VERDICT,
+    STAGES,
+    TIMES,
+    TRIAL,
+)
 from leaderboard.models import ErrorRow, MeasurementRow, StageRow, TrialRow
 from leaderboard.records import (
     Clock,
@@ -52,6 +64,7 @@ class TrialStore(BaseStore):
         log_path: str | None = None,
         attempt: int | None = None,
         stage: str = "",
+        seen: StageRecord | None = None,
     ) -> TrialRecord:
         """Open a trial (``running``).
 
@@ -61,6 +74,8 @@ class TrialStore(BaseStore):
             0-based order of proposal; a second attempt may keep its number.
         attempt : int, optional
             1 for the first; by default one more than the schedule has had.
+        seen : StageRecord, optional
+            A stage that it has passed already.
 
         Raises
         ------
@@ -71,11 +86,9 @@ class TrialStore(BaseStore):
             If another driver holds the campaign.
         """
         with self.writing() as session:
-            self._renew(session, campaign_id)
+            self._hold(session, campaign_id)
             earlier = session.execute(
-                sa.select(TrialRow.id, TrialRow.number, TrialRow.status, TrialRow.attempt)
-                .where(TrialRow.campaign_id == campaign_id, TrialRow.schedule_key == schedule_key)
-                .order_by(TrialRow.attempt)
+                ATTEMPTS, {"of_campaign": campaign_id, "of_schedule": schedule_key}
             ).all()
             for trial_id, taken, status, _ in earlier:
                 if status != TrialStatus.ABANDONED.value:
@@ -83,24 +96,27 @@ class TrialStore(BaseStore):
                         f"schedule '{schedule_key}' is already {status} as trial {trial_id} "
                         f"(number {taken}) of campaign {campaign_id}"
                     )
-            row = TrialRow(
-                uid=_rows.new_uid(),
-                campaign_id=campaign_id,
-                number=number,
-                schedule_key=schedule_key,
-                schedule=dict(schedule),
-                status=TrialStatus.RUNNING.value,
-                stage=stage,
-                reason="",
-                attempt=attempt or 1 + max((a for *_, a in earlier), default=0),
-                source_hash=source_hash,
-                gate_bound=gate_bound,
-                started_at=now_utc(),
-                log_path=log_path,
-            )
-            session.add(row)
-            session.flush()
-            return _rows.trial_record(row)
+            values: dict[str, Any] = {
+                "uid": _rows.new_uid(),
+                "campaign_id": campaign_id,
+                "number": number,
+                "schedule_key": schedule_key,
+                "schedule": dict(schedule),
+                "status": TrialStatus.RUNNING.value,
+                "stage": stage,
+                "reason": "",
+                "attempt": attempt or 1 + max((a for *_, a in earlier), default=0),
+                "source_hash": source_hash,
+                "gate_bound": gate_bound,
+                "started_at": now_utc(),
+                "log_path": log_path,
+            }
+            made: int = session.execute(ADD_TRIAL, values).scalar_one()
+            if seen is not None:
+                values["stage"] = seen.stage
+                _insert_stage(session, made, 0, seen, ())
+                session.execute(SET_STAGE, {"of_trial": made, "reached": seen.stage})
+            return TrialRecord(id=made, **values)
 
     def record_stage(
         self,
@@ -118,25 +134,30 @@ class TrialStore(BaseStore):
             earlier stage failed, or times come with a failure (only a ``slow``
             verdict may show the times it rests on).
         """
-        if measurements and stage.status not in (StageStatus.PASSED, StageStatus.SLOW):
-            raise StoreError(f"stage {stage.stage} is {stage.status}: it carries no time")
-        if any(m.trial_id not in (None, trial_id) for m in measurements):
-            raise StoreError(f"stage {stage.stage} of trial {trial_id} holds another trial's times")
+        _refuse_times(trial_id, stage, measurements)
         with self.writing() as session:
-            trial = self._running(session, trial_id)
-            before = session.execute(
-                sa.select(StageRow.stage, StageRow.status).where(StageRow.trial_id == trial_id)
-            ).all()
-            for name, status in before:
-                if name == stage.stage:
-                    raise StoreError(f"trial {trial_id} has its stage {name} recorded already")
-                if status != StageStatus.PASSED.value:
-                    raise StoreError(f"trial {trial_id} ended at stage {name}: {status}")
-            for job_id in sorted({m.job_id for m in measurements}):
-                self._open(session, job_id)
-            _insert_stage(session, trial_id, len(before), stage, errors)
-            insert_measurements(session, measurements)
-            trial.stage = stage.stage
+            self._running(session, trial_id)
+            self._add(session, trial_id, stage, errors, measurements)
+            session.execute(SET_STAGE, {"of_trial": trial_id, "reached": stage.stage})
+
+    def _add(
+        self,
+        session: Session,
+        trial_id: int,
+        stage: StageRecord,
+        errors: Sequence[ErrorRecord],
+        measurements: Sequence[MeasurementRecord],
+    ) -> None:
+        before = session.execute(STAGES, {"of_trial": trial_id}).all()
+        for name, status in before:
+            if name == stage.stage:
+                raise StoreError(f"trial {trial_id} has its stage {name} recorded already")
+            if status != StageStatus.PASSED.value:
+                raise StoreError(f"trial {trial_id} ended at stage {name}: {status}")
+        for job_id in sorted({m.job_id for m in measurements}):
+            self._open(session, job_id)
+        _insert_stage(session, trial_id, len(before), stage, errors)
+        insert_measurements(session, measurements)
 
     def finish_trial(
         self,
@@ -149,6 +170,9 @@ class TrialStore(BaseStore):
         score_us: float | None = None,
         slow_us: float | None = None,
         job_id: str | None = None,
+        last: StageRecord | None = None,
+        errors: Sequence[ErrorRecord] = (),
+        measurements: Sequence[MeasurementRecord] = (),
     ) -> TrialRecord:
         """Close a trial.
 
@@ -161,6 +185,8 @@ class TrialStore(BaseStore):
             Last stage reached; by default the last recorded one.
         score_us, slow_us : float, optional
             Geomeans on the ranking and the slow regime, microseconds.
+        last, errors, measurements : optional
+            The stage that ended it, as :meth:`record_stage` takes them.
 
         Raises
         ------
@@ -170,22 +196,35 @@ class TrialStore(BaseStore):
         """
         if status is TrialStatus.RUNNING:
             raise StoreError(f"trial {trial_id} cannot finish as running")
+        if last is not None:
+            _refuse_times(trial_id, last, measurements)
         with self.writing() as session:
-            row = self._running(session, trial_id)
+            trial = self._running(session, trial_id)
+            reached = trial.stage
+            if last is not None:
+                self._add(session, trial_id, last, errors, measurements)
+                reached = last.stage
+            basis: Basis | None = None
             if status is TrialStatus.PASSED:
-                basis = _passes(session, row, clock, score_us, slow_us, job_id)
-                row.method, row.cache = basis.method, basis.cache
+                basis = _passes(session, trial, clock, score_us, slow_us, job_id)
             elif score_us is not None or slow_us is not None:
                 raise StoreError(f"a {status} trial cannot carry a time")
-            row.status = status.value
-            row.finished = True if status.finished else None
-            row.stage = row.stage if stage is None else stage
-            row.reason, row.ended_at, row.job_id = reason, now_utc(), job_id
-            row.clock = None if clock is None else clock.value
-            row.score_us, row.slow_us = score_us, slow_us
-            record = _rows.trial_record(row)
-            session.flush()
-            return record
+            values = {
+                "status": status.value,
+                "finished": True if status.finished else None,
+                "stage": reached if stage is None else stage,
+                "reason": reason,
+                "ended_at": now_utc(),
+                "job_id": job_id,
+                "clock": None if clock is None else clock.value,
+                "score_us": score_us,
+                "slow_us": slow_us,
+                "method": None if basis is None else basis.method,
+                "cache": None if basis is None else basis.cache,
+            }
+            this = {"of_trial": trial_id}
+            session.execute(SET_VERDICT, {**this, **{f"new_{k}": v for k, v in values.items()}})
+            return _rows.trial_record(session.execute(TRIAL, this).one())
 
     def record_finals(
         self,
@@ -298,9 +337,12 @@ class TrialStore(BaseStore):
         with self.reading() as session:
             return _with_rows(session, _trials_of(campaign_id, statuses))
 
-    def _running(self, session: Session, trial_id: int) -> TrialRow:
-        row = trial_by_id(session, trial_id)
-        self._renew(session, row.campaign_id)
+    def _running(self, session: Session, trial_id: int) -> Any:
+        """Id, campaign and stage of a running trial; it and its campaign are locked and held."""
+        row = session.execute(RUNNING, {"of_trial": trial_id}).one_or_none()
+        if row is None:
+            raise UnknownError(f"no trial {trial_id}")
+        self._check_held(session, row)
         if row.status != TrialStatus.RUNNING.value:
             raise StoreError(f"trial {trial_id} is {row.status} already")
         return row
@@ -315,23 +357,32 @@ def _insert_stage(
 ) -> None:
     """Add what a stage said of a trial, and the errors it saw."""
     values = {**stage.model_dump(), "status": stage.status.value}
-    session.add(StageRow(trial_id=trial_id, position=position, **values))
+    session.execute(ADD_STAGE, {"trial_id": trial_id, "position": position, **values})
     if errors:
-        session.execute(sa.insert(ErrorRow), [_rows.error_values(trial_id, e) for e in errors])
+        session.execute(ADD_ERRORS, [_rows.error_values(trial_id, e) for e in errors])
+
+
+def _refuse_times(
+    trial_id: int, stage: StageRecord, measurements: Sequence[MeasurementRecord]
+) -> None:
+    if measurements and stage.status not in (StageStatus.PASSED, StageStatus.SLOW):
+        raise StoreError(f"stage {stage.stage} is {stage.status}: it carries no time")
+    if any(m.trial_id not in (None, trial_id) for m in measurements):
+        raise StoreError(f"stage {stage.stage} of trial {trial_id} holds another trial's times")
 
 
 def _passes(
     session: Session,
-    row: TrialRow,
+    trial: Any,
     clock: Clock | None,
     score_us: float | None,
     slow_us: float | None,
     job_id: str | None,
 ) -> Basis:
     """Check that a trial may pass; returns how its times were read."""
-    label = f"trial {row.id}"
-    stages = list(session.scalars(sa.select(StageRow).where(StageRow.trial_id == row.id)))
-    failed = [s.stage for s in stages if s.status != StageStatus.PASSED.value]
+    label = f"trial {trial.trial_id}"
+    stages = session.execute(STAGES, {"of_trial": trial.trial_id}).all()
+    failed = [name for name, status in stages if status != StageStatus.PASSED.value]
     if not stages or failed:
         what = f"stage {failed[0]} failed" if failed else "no stage is recorded"
         raise StoreError(f"{label} cannot pass: {what}")
@@ -343,22 +394,21 @@ def _passes(
         return Basis("cost model", "none")
     if job_id is None:
         raise StoreError(f"{label} cannot pass: a measured time belongs to a job")
-    job = job_by_id(session, job_id, lock=False)
-    if job.campaign_id not in (None, row.campaign_id):
+    job = session.execute(JOB, {"of_job": job_id}).one_or_none()
+    if job is None:
+        raise UnknownError(f"no job {job_id!r}")
+    if job.campaign_id not in (None, trial.id):
         raise StoreError(f"{label} cannot pass: job {job_id} is another campaign's")
-    times = session.scalars(
-        sa.select(MeasurementRow)
-        .where(MeasurementRow.trial_id == row.id, MeasurementRow.job_id == job_id)
-        .order_by(MeasurementRow.id)
-    )
+    campaign = session.execute(SCORED, {"of_campaign": trial.id}).one()
+    times = session.execute(TIMES, {"of_trial": trial.trial_id, "of_job": job_id}).all()
     return score_basis(
-        _rows.campaign_record(campaign_by_id(session, row.campaign_id)),
+        campaign,
         label=label,
         clock=clock,
         job_id=job_id,
         score_us=score_us,
         slow_us=slow_us,
-        measurements=[_rows.measurement_record(m) for m in times],
+        measurements=times,
     )
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
+    Table,
     Text,
     UniqueConstraint,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "MeasurementRow",
     "StageRow",
     "TrialRow",
+    "table",
 ]
 
 # SQLite numbers rows by itself only for a column typed exactly INTEGER.
@@ -253,3 +255,10 @@ class MeasurementRow(Base):
         ),
         Index("ix_kf_measurements_job_id_control", "job_id", "control"),
     )
+
+
+def table(model: type[Base]) -> Table:
+    """Table of a model, for statements that make no objects: the writes of every trial."""
+    found = model.__table__
+    assert isinstance(found, Table)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,18 @@ class KdaPrefillFamily(Family):
         from candidates.kda_prefill.kernel.launch import load_schedule
 
         return load_schedule(schedule)
+
+    def objects(self, schedule: Schedule) -> Mapping[str, bytes]:
+        """See :func:`candidates.kda_prefill.ahead.objects`."""
+        from candidates.kda_prefill.ahead import objects
+
+        return objects(schedule)
+
+    def load_objects(self, schedule: Schedule, folder: Path) -> Runnable:
+        """See :func:`candidates.kda_prefill.ahead.load_objects`."""
+        from candidates.kda_prefill.ahead import load_objects
+
+        return load_objects(schedule, folder)
 
 
 FAMILY = KdaPrefillFamily()

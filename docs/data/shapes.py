@@ -140,6 +140,17 @@ class OperationShape(_Shape):
     """`id`, `offered`."""
 
 
+class Collected(_Shape):
+    store: str
+    """Folder of the artefact store."""
+    dry_run: bool
+    kept: int
+    kept_bytes: int
+    freed: int
+    """Entries removed, or with `--dry-run` those that would be."""
+    freed_bytes: int
+
+
 Shape = type[BaseModel]
 
 SHAPES: dict[str, tuple[str, Shape]] = {
@@ -153,6 +164,7 @@ SHAPES: dict[str, tuple[str, Shape]] = {
     "factory compare A B --json": ("one object", Comparison),
     "factory operations --json": ("a list of objects; with OPERATION one of them", OperationShape),
     "factory doctor --json": ("a list of objects", Finding),
+    "factory gc --json": ("one object", Collected),
 }
 """Command to what it prints."""
 

@@ -178,7 +178,7 @@ def test_a_compilation_without_the_ffi_is_noticed(host, bad, monkeypatch):
         return host.bare_function(Silent())
 
     with pytest.raises(ToolchainError, match="ignored"):
-        launch._compile(lambda: ignored(None, True), "x")
+        launch.compiling(lambda: ignored(None, True), "x")
 
 
 def test_a_schedule_that_does_not_trace_is_the_candidates_fault(host):
@@ -207,7 +207,7 @@ def test_whose_fault_a_failed_compilation_is(error, expected):
         raise error
 
     with pytest.raises(expected) as caught:
-        launch._compile(fail, "schedule")
+        launch.compiling(fail, "schedule")
     assert "\n" not in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -26,6 +27,13 @@ ONE, TWO = FAMILY.offered("many")[:2]
 COMMAND = [sys.executable, "-c", "from factory.cli import main; main()", "launch", "toy.toml"]
 
 
+def key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+K = key("k")
+
+
 @pytest.fixture
 def store(tmp_path) -> Store:
     return Store(tmp_path / "store")
@@ -47,25 +55,25 @@ def notes(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_comes_back_and_is_named_by_all_that_decides_it(store, monkeypatch):
-    key = key_of(FAMILY, ONE)
-    assert store.get(key) is None
-    assert store.put(key, {"a": b"1", "b": b"\0" * 9})
-    assert store.get(key) == {"a": b"1", "b": b"\0" * 9}
-    assert store.folder(key) == store.root / key
-    assert key_of(FAMILY, TWO) != key
+    one = key_of(FAMILY, ONE)
+    assert store.get(one) is None
+    assert store.put(one, {"a": b"1", "b": b"\0" * 9})
+    assert store.get(one) == {"a": b"1", "b": b"\0" * 9}
+    assert store.folder(one) == store.root / one
+    assert key_of(FAMILY, TWO) != one
     monkeypatch.setenv("TOY_SOURCE", "1" * 64)
-    assert key_of(FAMILY, ONE) != key
+    assert key_of(FAMILY, ONE) != one
     monkeypatch.delenv("TOY_SOURCE")
-    assert key_of(FAMILY, ONE) == key
+    assert key_of(FAMILY, ONE) == one
     monkeypatch.setattr("factory.artefacts.installed", lambda name: "4.9.0")
-    assert key_of(FAMILY, ONE) != key
+    assert key_of(FAMILY, ONE) != one
 
 
 def test_the_later_of_two_writers_is_kept_whole(store):
-    store.put("k", {"a": b"1", "old": b"x"})
-    store.put("k", {"a": b"2"})
-    assert store.get("k") == {"a": b"2"}
-    assert [p.name for p in store.root.iterdir()] == ["k"]
+    store.put(K, {"a": b"1", "old": b"x"})
+    store.put(K, {"a": b"2"})
+    assert store.get(K) == {"a": b"2"}
+    assert [p.name for p in store.root.iterdir()] == [K]
 
 
 def cut(path: Path) -> None:
@@ -84,61 +92,76 @@ def cut(path: Path) -> None:
     ],
 )
 def test_a_damaged_entry_is_dropped_and_made_again(store, damage):
-    store.put("k", {"a": b"12345"})
-    damage(store.root / "k")
-    assert store.get("k") is None
-    assert not (store.root / "k").exists()
-    store.put("k", {"a": b"12345"})
-    assert store.get("k") == {"a": b"12345"}
+    store.put(K, {"a": b"12345"})
+    damage(store.root / K)
+    assert store.get(K) is None
+    assert not (store.root / K).exists()
+    store.put(K, {"a": b"12345"})
+    assert store.get(K) == {"a": b"12345"}
 
 
 def test_the_longest_unused_go_first(store):
-    for age, name in enumerate("abcd"):
+    for age, name in enumerate(map(key, "abcd")):
         store.put(name, {"x": bytes(1000)})
         os.utime(store.root / name, (1e9 - age, 1e9 - age))
-    assert store.get("d") is not None  # used now
-    size = sum(f.stat().st_size for f in (store.root / "a").iterdir())
+    assert store.get(key("d")) is not None  # used now
+    size = sum(f.stat().st_size for f in (store.root / key("a")).iterdir())
     told = store.collect(2 * size, dry_run=True)
     assert (told.kept, told.freed, told.freed_bytes) == (2, 2, 2 * size)
     assert len(list(store.root.iterdir())) == 4
     assert store.collect(2 * size) == told
-    assert sorted(p.name for p in store.root.iterdir()) == ["a", "d"]
+    assert sorted(p.name for p in store.root.iterdir()) == sorted(map(key, "ad"))
 
 
 def test_a_store_stays_under_its_size_and_takes_nothing_larger(tmp_path):
     store = Store(tmp_path / "small", max_bytes=5000)
     for n in range(20):
-        assert store.put(f"k{n}", {"x": bytes(1000)})
-        os.utime(store.root / f"k{n}", (1e9 + n, 1e9 + n))
+        assert store.put(key(f"{n}"), {"x": bytes(1000)})
+        os.utime(store.root / key(f"{n}"), (1e9 + n, 1e9 + n))
     kept = sorted(p.name for p in store.root.iterdir())
-    assert "k19" in kept
+    assert key("19") in kept
     assert 2 <= len(kept) <= 4
-    assert not store.put("big", {"x": bytes(6000)})
-    assert not Store(tmp_path / "none", max_bytes=0).put("k", {"x": b""})
+    assert not store.put(key("big"), {"x": bytes(6000)})
+    assert not Store(tmp_path / "none", max_bytes=0).put(K, {"x": b""})
     assert not (tmp_path / "none").exists()
 
 
 def test_what_dead_writers_left_aside_goes_and_what_is_being_written_stays(store):
-    store.put("k", {"x": b"1"})
-    for name, used in (("aside-old", 1e9), ("aside-new", time.time())):
+    store.put(K, {"x": b"1"})
+    for name, used in ((".factory-aside-old", 1e9), (".factory-aside-new", time.time())):
         (store.root / name).mkdir()
         os.utime(store.root / name, (used, used))
-    (store.root / "README").write_text("not an entry")
     assert store.collect(1 << 20).kept == 1
-    assert sorted(p.name for p in store.root.iterdir()) == ["README", "aside-new", "k"]
+    assert sorted(p.name for p in store.root.iterdir()) == [".factory-aside-new", K]
+
+
+def test_what_is_not_its_own_is_never_touched(store, monkeypatch, tmp_path):
+    store.put(K, {"x": b"1"})
+    mine = store.root / "thesis"
+    mine.mkdir()
+    (mine / "manifest.json").write_text("{}")
+    (store.root / "notes.txt").write_text("mine")
+    assert store.collect(0).freed == 1
+    assert sorted(p.name for p in store.root.iterdir()) == ["notes.txt", "thesis"]
+    with pytest.raises(ValueError, match="is no key"):
+        store.put("thesis", {"x": b"1"})
+    # Keeping nothing is not a store in the working directory.
+    monkeypatch.setenv("FACTORY_ARTEFACTS", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / K).mkdir()
+    assert default_store().collect(0).freed == 0
+    assert (tmp_path / K).exists()
 
 
 def write_and_read(root: str, number: int) -> int:
     """Wrong reads while all processes write the same few keys and make room."""
-    store = Store(Path(root), max_bytes=3000)
+    store = Store(Path(root), max_bytes=1200)
     wrong = 0
     for n in range(120):
-        key = f"k{(n * 7 + number) % 5}"
-        store.put(key, {"x": key.encode() * 100, "y": bytes([number]) * 50})
-        found = store.get(key)
-        wrong += found is not None and (
-            found["x"] != key.encode() * 100 or len(set(found["y"])) != 1
-        )
+        one = key(f"{(n * 7 + number) % 5}")
+        store.put(one, {"x": one.encode() * 2, "y": bytes([number]) * 50})
+        found = store.get(one)
+        wrong += found is not None and (found["x"] != one.encode() * 2 or len(set(found["y"])) != 1)
     return wrong
 
 
@@ -146,7 +169,7 @@ def test_processes_share_it(tmp_path):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         wrong = pool.starmap(write_and_read, [(str(tmp_path / "s"), n) for n in range(4)])
     assert wrong == [0, 0, 0, 0]
-    assert not [p for p in (tmp_path / "s").iterdir() if p.name.startswith("aside")]
+    assert not [p for p in (tmp_path / "s").iterdir() if p.name.startswith(".")]
 
 
 def test_a_store_that_cannot_be_written_costs_a_compilation_and_no_more(tmp_path, notes):
@@ -224,7 +247,7 @@ def test_a_second_launch_compiles_nothing_again(tmp_path, notes):
 def test_gc_says_what_it_freed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FACTORY_ARTEFACTS", str(tmp_path / "store"))
     store = default_store()
-    for name in "ab":
+    for name in map(key, "ab"):
         store.put(name, {"x": bytes(2048)})
 
     def run(*argv: str) -> str:

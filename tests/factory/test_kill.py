@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from process_tree import children_of, workers_of
 
 from leaderboard import CampaignStatus, StoreError, TrialStatus, open_store, ranked
 
@@ -105,40 +106,6 @@ def check_whole(site):
         assert len(campaigns) == 1
         assert campaigns[0].status is CampaignStatus.FINISHED
         assert len(ranked(store, campaign_id=campaigns[0].id)) == BUDGET
-
-
-def children_of(pid):
-    """Processes below ``pid``, by /proc."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == pid:
-                found += [int(entry), *children_of(int(entry))]
-    return found
-
-
-def workers_of(pid):
-    """Processes below ``pid`` that run stages: each leads a session of its own."""
-    return [p for p in children_of(pid) if _leads(p) and "forkserver" in _words(p)]
-
-
-def _leads(pid):
-    try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
-        return False
-
-
-def _words(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ __all__ = [
     "Config",
     "FusedConfig",
     "Options",
+    "adopt",
     "boundary_words",
     "check",
     "compiled",
@@ -61,13 +62,34 @@ def compiled(
         The bare TVM-FFI function; its positional arguments are those of ``host.ABI``, or of
         ``host.FUSED_ABI``.
     """
+    if isinstance(config, FusedConfig) and config.waves != 1:
+        # A number at the launch: one function serves all.
+        return compiled(replace(config, waves=1), with_state, options)
+    if (config, with_state, options) in _ADOPTED:
+        return _ADOPTED[config, with_state, options]
     from . import host  # imports the DSL: only what launches needs it
 
+    return host.compile_call(config, with_state, options)
+
+
+_ADOPTED: dict[tuple[Config | FusedConfig, bool, Options], Callable[..., None]] = {}
+"""Functions compiled ahead of time, by what :func:`compiled` takes; as many as were adopted."""
+
+
+def adopt(
+    function: Callable[..., None],
+    config: Config | FusedConfig,
+    with_state: bool,
+    options: Options = PLAIN,
+) -> None:
+    """Let :func:`compiled` give this function, which was compiled ahead of time, for its arguments.
+
+    Only what nothing was compiled for in this process yet; of a :class:`FusedConfig` ``waves``
+    does not matter.
+    """
     if isinstance(config, FusedConfig):
-        if config.waves != 1:  # a number at the launch: one function serves all
-            return compiled(replace(config, waves=1), with_state, options)
-        return host.compile_fused(config, with_state, options)
-    return host.compile_call(config, with_state)
+        config = replace(config, waves=1)
+    _ADOPTED[config, with_state, options] = function
 
 
 def launch(

@@ -31,9 +31,9 @@ __all__ = [
     "KdaPrefill",
     "NoFunctionError",
     "bare_function",
+    "call_job",
     "compile_call",
     "compile_function",
-    "compile_fused",
     "fused_job",
     "prep_job",
     "scan_job",
@@ -238,33 +238,29 @@ def compile_function(job: Any, arguments: tuple[Any, ...], keep: bool = False) -
     return compiled, cubin
 
 
-def compile_call(config: Config, with_state: bool) -> Callable[..., None]:
-    """Compile PREP and SCAN into one call; see :data:`ABI`.
-
-    Raises
-    ------
-    NoFunctionError
-        If the DSL returned something else than a TVM-FFI function.
-    """
+def call_job(
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
+    """The one call that is launched, with the arguments to compile it: all kernels in it."""
+    if isinstance(config, FusedConfig):
+        return fused_job(config, with_state, options)
     a = _Arguments(config, with_state)
-    arguments = (
+    return KdaPrefill(config), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
     )  # fmt: skip
-    compiled, _ = compile_function(KdaPrefill(config), arguments)
-    return bare_function(compiled)
 
 
-def compile_fused(
-    config: FusedConfig, with_state: bool, options: Options = PLAIN
+def compile_call(
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
 ) -> Callable[..., None]:
-    """Compile the fused kernel into one call; see :data:`FUSED_ABI`.
+    """Compile a configuration into one call; see :data:`ABI` and :data:`FUSED_ABI`.
 
     Raises
     ------
     NoFunctionError
         If the DSL returned something else than a TVM-FFI function.
     """
-    compiled, _ = compile_function(*fused_job(config, with_state, options))
+    compiled, _ = compile_function(*call_job(config, with_state, options))
     return bare_function(compiled)
 
 

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
     from operations import Inputs, Outputs
 
-__all__ = ["LoadedSchedule", "compile_schedule", "kernel_names", "load_schedule"]
+__all__ = [
+    "LoadedSchedule",
+    "compile_schedule",
+    "compiling",
+    "config_of",
+    "kernel_names",
+    "load_schedule",
+    "require_gpu",
+]
 
 _PARTS = 256  # compiled parts remembered: a few hundred bytes each
 
@@ -77,7 +85,7 @@ def compile_schedule(schedule: Schedule) -> Build:
     ToolchainError
         The DSL is missing or broken.
     """
-    config = _config(schedule)
+    config = config_of(schedule)
     require_dsl()
     if isinstance(config, FusedConfig):
         parts: tuple[_Part, ...] = (_fused_part(replace(config, waves=1)),)
@@ -111,10 +119,10 @@ def load_schedule(schedule: Schedule) -> LoadedSchedule:
     ToolchainError
         The DSL is missing or broken, or the current GPU is no sm90.
     """
-    config = _config(schedule)
+    config = config_of(schedule)
     require_dsl()
-    _require_gpu()
-    _compile(lambda: _entry().compiled(config, True), schedule.key)
+    require_gpu()
+    compiling(lambda: _entry().compiled(config, True), schedule.key)
     return LoadedSchedule(config)
 
 
@@ -124,6 +132,8 @@ class LoadedSchedule:
     Parameters
     ----------
     config : Config or FusedConfig
+    keep : object
+        Kept while the schedule is: the modules that its functions came from.
 
     Attributes
     ----------
@@ -132,8 +142,9 @@ class LoadedSchedule:
         Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
-    def __init__(self, config: Config | FusedConfig) -> None:
+    def __init__(self, config: Config | FusedConfig, keep: object = None) -> None:
         self.config = config
+        self._keep = keep
         # In place only where no CTA writes a state that another one still reads.
         self._in_place = False
         self.kernel_names: tuple[str, ...] = _FUSED_NAMES
@@ -172,7 +183,7 @@ class LoadedSchedule:
         options = entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
         if isinstance(self.config, Config):
             entry.arguments.decline_for_split(options)
-        launcher = _compile(
+        launcher = compiling(
             lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
         )
         call = functools.partial(
@@ -199,7 +210,7 @@ def _entry() -> Any:
     return entry
 
 
-def _config(schedule: Schedule) -> Config | FusedConfig:
+def config_of(schedule: Schedule) -> Config | FusedConfig:
     """The :class:`Config` or :class:`FusedConfig` of a schedule."""
     values = schedule.as_dict()
     try:
@@ -242,10 +253,10 @@ def _compile_part(name: str, job: Callable[[Any], tuple[Any, tuple[Any, ...]]]) 
         kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
         return _Part(kernels, code, seconds)
 
-    return _compile(build, name)
+    return compiling(build, name)
 
 
-def _compile(build: Callable[[], Any], what: str) -> Any:
+def compiling(build: Callable[[], Any], what: str) -> Any:
     """Run a compilation; tell a candidate that does not compile from a broken toolchain."""
     try:
         return build()
@@ -263,7 +274,7 @@ def _compile(build: Callable[[], Any], what: str) -> Any:
         raise BuildError(f"{what}: {type(error).__name__}: {reason}") from error
 
 
-def _require_gpu() -> None:
+def require_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
