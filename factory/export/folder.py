@@ -1,4 +1,4 @@
-"""The folder on disk: written whole or not at all, never over somebody else's files, and checked."""
+"""The folder on disk: written whole or not at all, never over files of others, and checked."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
@@ -104,17 +105,27 @@ def _sources(selection: Selection) -> dict[str, str]:
     texts = dict(_walk(files(package) / folder, ""))
     kernel = kernel_sources(_kernel_folder(), _ROOTS)
     texts |= {f"kernel/{file}": text for file, text in kernel.items()}
-    contract = contract_docstring(kernel["entry.py"], name, ("schedule",)).replace(
-        "if ``schedule`` has one segment", "where the schedule of the shape has one segment"
-    )
+    contract = _without_schedules(contract_docstring(kernel["entry.py"], name, ("schedule",)))
     marker = '"""@CONTRACT@"""'
     if texts["api.py"].count(marker) != 1:
         raise ExportError("the template of api.py has no place for the contract")
-    written = f'"""{contract}\n\nNotes\n-----\n{_notes(selection)}\n"""'
+    heading = "" if re.search(r"^Notes\n-+$", contract, re.M) else "Notes\n-----\n"
+    written = f'"""{contract}\n\n{heading}{_notes(selection)}\n"""'
     texts["api.py"] = texts["api.py"].replace(
         marker, textwrap.indent(written, "    ").removeprefix("    ")
     )
     return texts
+
+
+def _without_schedules(contract: str) -> str:
+    """Say of the shape's schedule what was said of the caller's."""
+    text = re.sub(r"if ``schedule`` is a split one\s+with one segment", _ONE_SEGMENT, contract)
+    if "``schedule``" in text:
+        raise ExportError("the contract speaks of an argument that the export does not have")
+    return text
+
+
+_ONE_SEGMENT = "where the shape is served\n    by a split schedule with one segment"
 
 
 def _kernel_folder() -> Path:
@@ -138,14 +149,15 @@ def _notes(selection: Selection) -> str:
         "Right for every gate at or below 0, however strong."
         if bound is None
         else f"Right for gates from {bound:g} (included) to 0 a token.  Stronger ones are outside"
-        " of this export's contract and cannot be seen from shapes: ``validate=True`` reads the"
-        " gates and refuses them."
+        " of this export's contract: with ``gate='safe'`` a ``lower_bound`` past that is refused,"
+        " and so is ``gate='softplus'``; with ``gate='log'`` they cannot be seen from shapes, and"
+        " ``validate=True`` reads the gates and refuses them."
     )
     rest = (
         "Forward only: an input that requires grad is refused while gradients are enabled.  Under"
         " ``torch.compile`` the call is one operator of the graph, on the current stream.  The"
-        " first call for a schedule compiles it (seconds) and loads it: make one before a CUDA"
-        " graph capture."
+        " first call for a schedule and a form of arguments compiles it (seconds) and loads it:"
+        " make one before a CUDA graph capture."
     )
     return "\n\n".join(textwrap.fill(text, 92) for text in (gates, rest))
 

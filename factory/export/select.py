@@ -6,7 +6,7 @@ Reads the leaderboard and writes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -111,7 +111,7 @@ class Selection:
 
 
 def select(
-    operation: Operation, family: Family, stores: Sequence[Store], trial: str | None = None
+    operation: Operation, family: Family, stores: Iterable[Store], trial: str | None = None
 ) -> Selection:
     """Choose the winner, or a named trial, and what beats it on single shapes.
 
@@ -119,8 +119,8 @@ def select(
     ----------
     operation : Operation
     family : Family
-    stores : sequence of Store
-        Asked in turn.
+    stores : iterable of Store
+        Asked in turn, until one names a winner.
     trial : str, optional
         Number or uid of a trial that is exported alone, winner or not.
 
@@ -132,7 +132,7 @@ def select(
         If the trial is of another operation.
     """
     if trial is not None:
-        return _named(operation, family, stores[0], trial)
+        return _named(operation, family, next(iter(stores)), trial)
     reasons = []
     for store in stores:
         found = _winner(operation, family, store)

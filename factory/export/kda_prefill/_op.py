@@ -29,13 +29,11 @@ def call(
     stream: Any,
     validate: bool,
     out: torch.Tensor | None,
-    final_state: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The call inside a compiled graph; refuses what can only be done outside one."""
-    if stream is not None:
-        raise ValueError("stream: a compiled graph runs on the current stream; leave it None")
-    if validate:
-        raise ValueError("validate=True synchronises; call it outside torch.compile")
+    final_state: torch.Tensor | bool | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The call inside a compiled graph, on the current stream and without validation."""
+    assert stream is None
+    assert not validate
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:
@@ -44,7 +42,9 @@ def call(
     # The operator allocates: what is given is filled from it.
     if out is not None:
         o = out.copy_(o)
-    if final_state is not None:
+    if final_state is False:
+        state = None
+    elif final_state is not None:
         state = final_state.copy_(state)
     return o, state
 

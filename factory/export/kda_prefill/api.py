@@ -6,7 +6,6 @@ over to ``kernel/entry.py``, which checks every argument before anything is laun
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 
 from . import _op
 from .dispatch import GATE_BOUND, ROWS
-from .kernel import entry
+from .kernel import arguments, entry
 
 __all__ = ["Support", "choose", "kda_prefill", "support"]
 
@@ -62,22 +61,39 @@ def kda_prefill(
     beta_logits: bool = False,
     l2norm: bool = False,
     out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    final_state: torch.Tensor | bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """@CONTRACT@"""
     forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     if torch.compiler.is_compiling():
-        return _op.call(tensors, scale, forms, stream, validate, out, final_state)
+        # A stream of its own and a look at the device break a graph; all else is one operator.
+        call = _op.call if stream is None and not validate else _outside
+        return call(tensors, scale, forms, stream, validate, out, final_state)
+    return _run(tensors, scale, forms, stream, validate, out, final_state)
+
+
+def _run(tensors, scale, forms, stream, validate, out, final_state):
+    """The call, not traced."""
+    q, g, cu_seqlens = tensors[0], tensors[3], tensors[5]
+    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
     config = choose(q, cu_seqlens)
-    scale = _refuse(config, tensors, scale, forms, out, final_state)
-    if problem := _machine_problem(q.device.index):
+    if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
-    current = entry._on_stream(stream, q.device)
-    with contextlib.nullcontext() if current is None else current:
-        if validate:
-            _validate_gates(g)
-        return entry._call(config, *tensors, scale, validate, out, final_state)
+    if GATE_BOUND is not None and gate != "log":
+        _refuse_gate(gate, lower_bound)
+    if validate:
+        _refuse(config, tensors, scale, forms, out, final_state)
+        _validate_gates(g, gate)
+    return entry.kda_prefill(
+        *tensors, schedule=config, scale=scale, stream=stream, validate=validate, gate=gate,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
+        l2norm=l2norm, out=out, final_state=final_state,
+    )  # fmt: skip
+
+
+_outside = torch.compiler.disable(_run)
+"""Of a traced program; apart, because the wrapper takes microseconds of an eager call."""
 
 
 def support(
@@ -97,7 +113,7 @@ def support(
     beta_logits: bool = False,
     l2norm: bool = False,
     out: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
+    final_state: torch.Tensor | bool | None = None,
 ) -> Support:
     """Say whether :func:`kda_prefill` serves these arguments here, or why not.
 
@@ -118,6 +134,7 @@ beta_logits, l2norm, out, final_state
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     try:
         _refuse(choose(q, cu_seqlens), tensors, scale, forms, out, final_state)
+        _refuse_gate(gate, lower_bound)
     except (TypeError, ValueError) as error:
         return Support(False, str(error))
     problem = _machine_problem(q.device.index)
@@ -159,18 +176,39 @@ def _machine_problem(index: int) -> str:
     return ""
 
 
-def _refuse(config, tensors, scale, forms, out, final_state):
-    """Raise on what the host can see is not served, by name; returns the scale to use."""
-    entry._decline_forms(*forms)
-    in_place = getattr(config, "segments", 0) == 1
-    entry.check(*tensors, out, final_state, in_place)
-    return entry.DEFAULT_SCALE if scale is None else entry._finite(scale)
+def _refuse(config, tensors, scale, forms, out, final_state) -> None:
+    """Raise on what the host can see is not served, by name, as the call itself would."""
+    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
+    options = entry.check(
+        *tensors, out, final_state, getattr(config, "segments", 0) == 1, gate=gate,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
+        l2norm=l2norm,
+    )  # fmt: skip
+    arguments.decline_for_split(options)
+    if scale is not None:
+        arguments.finite("scale", scale)
 
 
-def _validate_gates(g: torch.Tensor) -> None:
+def _refuse_gate(gate: str, lower_bound: float | None) -> None:
+    """A gate activated in the kernel that may go past what the kernels bear."""
+    if GATE_BOUND is None or gate == "log":
+        return
+    if gate == "softplus":
+        raise ValueError(
+            f"gate='softplus' has no lower end; these kernels are right for gates of at least"
+            f" {GATE_BOUND:g} a token"
+        )
+    if lower_bound is not None and lower_bound < GATE_BOUND:
+        raise ValueError(
+            f"lower_bound is {lower_bound:g}; these kernels are right for gates of at least"
+            f" {GATE_BOUND:g} a token"
+        )
+
+
+def _validate_gates(g: torch.Tensor, gate: str) -> None:
     """Read the gates and refuse what the kernels are not right for; synchronises."""
-    if g.numel() == 0 or torch.cuda.is_current_stream_capturing():
-        return  # a capture is refused where the offsets are validated
+    if gate != "log" or g.numel() == 0 or torch.cuda.is_current_stream_capturing():
+        return  # an activated gate is bounded by its form; a capture is refused with the offsets
     low, high = (float(x) for x in torch.aminmax(g))
     if not high <= 0:
         raise ValueError(f"g reaches {high:g}; a log gate is at most 0")

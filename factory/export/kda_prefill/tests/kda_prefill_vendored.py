@@ -10,6 +10,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 
 package = importlib.import_module(ROOT.name)
+arguments = importlib.import_module(f"{ROOT.name}.kernel.arguments")
 api = importlib.import_module(f"{ROOT.name}.api")
 entry = importlib.import_module(f"{ROOT.name}.kernel.entry")
 

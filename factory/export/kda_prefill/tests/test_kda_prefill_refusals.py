@@ -6,11 +6,12 @@ a refusal that comes through has read none.  No GPU is needed.
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 import torch
-from kda_prefill_vendored import api, entry, inputs, package
+from kda_prefill_vendored import api, arguments, entry, inputs, package
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def without_data(monkeypatch):
     def compiled(*args, **kwargs):
         raise AssertionError("a refused call came to compile a kernel")
 
-    monkeypatch.setattr(entry, "DEVICE_TYPE", "meta")
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: x.is_meta)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(api, "_machine_problem", lambda index: "")
 
@@ -29,17 +30,12 @@ def meta(**changes):
     return inputs([0, 20, 37], device="meta", **changes)
 
 
-def strided(x):
-    """Equal shape behind a row stride that is not compact."""
-    return torch.empty(*x.shape[:-1], 3 * x.shape[-1], dtype=x.dtype, device="meta")[..., :128]
-
-
 REFUSED = {
     "q in fp16": (lambda x: {"q": x["q"].half()}, "q is float16"),
     "k in fp32": (lambda x: {"k": x["k"].float()}, "k is float32"),
     "three heads of v beside two of q": (
         lambda x: {n: x[n][:, :2].contiguous() for n in "qk"},
-        "v",
+        "v has 3 heads",
     ),
     "head size 64": (lambda x: {n: x[n][..., :64].contiguous() for n in "qkv"}, "64"),
     "batch of 2 beside offsets": (lambda x: {"q": torch.stack([x["q"]] * 2)}, "q must be"),
@@ -55,13 +51,20 @@ REFUSED = {
         lambda x: {"initial_state": x["initial_state"][:1]},
         "initial_state must be",
     ),
-    "v of one fused buffer": (lambda x: {"v": strided(x["v"])}, "v has strides"),
+    "channels of v not contiguous": (
+        lambda x: {"v": x["v"].transpose(0, 2).contiguous().transpose(0, 2)},
+        "v has strides",
+    ),
     "keys too few": (lambda x: {"k": x["k"][:-1]}, "k must be"),
     "gate per head": (lambda x: {"g": x["g"][..., 0]}, "g must be"),
     "scale not finite": (lambda x: {"scale": math.nan}, "scale"),
     "scale as text": (lambda x: {"scale": "0.5"}, "scale"),
     "gate of no known form": (lambda x: {"gate": "tanh"}, "gate"),
     "out in fp32": (lambda x: {"out": x["g"]}, "out is float32"),
+    "a safe gate without its bound": (
+        lambda x: {"gate": "safe", "A_log": torch.empty(3, device="meta")},
+        "needs lower_bound",
+    ),
     "q is no tensor": (lambda x: {"q": [1.0]}, "q must be"),
 }
 
@@ -132,7 +135,7 @@ def test_every_row_of_the_table_is_chosen_by_its_own_shape():
 def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    operator = importlib_op()
+    operator = importlib.import_module(f"{package.__name__}._op")._operator()
     with FakeTensorMode(), torch.no_grad():
         x = inputs([0, 20, 37], device="cpu")
         o, state = operator(
@@ -142,18 +145,19 @@ def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
     assert (state.shape, state.dtype) == ((2, 3, 128, 128), torch.float32)
 
 
-def importlib_op():
-    import importlib
-
-    return importlib.import_module(f"{package.__name__}._op")._operator()
-
-
-def test_a_compiled_call_refuses_gradients_and_what_synchronises():
+def test_a_compiled_call_refuses_gradients():
     x = meta()
     x["q"].requires_grad_()
     step = torch.compile(lambda x: package.kda_prefill(**x)[0].sum(), backend="eager")
     with pytest.raises(Exception, match=r"no backward pass|requires grad"):
         step(x)
-    checked = torch.compile(lambda x: package.kda_prefill(**x, validate=True), backend="eager")
-    with pytest.raises(Exception, match="synchronises"):
-        checked(meta())
+
+
+def test_a_compiled_call_refuses_when_it_runs_what_it_could_not_when_it_was_traced(monkeypatch):
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    x = inputs([0, 20, 37], device="cpu")
+    x["k"] = x["k"].half()
+    for more in ({}, {"validate": True}):
+        step = torch.compile(lambda x, m: package.kda_prefill(**x, **m), backend="eager")
+        with pytest.raises(TypeError, match="k is float16"):
+            step(x, more)
