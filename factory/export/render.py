@@ -16,14 +16,16 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from candidates.kda_prefill.kernel.fused_plan import BT as FUSED_BT
 from factory.device.verdicts import geomean
+from factory.export.contest import Vendored
 from factory.export.select import ExportError, Row, Selection
 from factory.export.sources import contract_docstring, kernel_sources
 from factory.provenance import canonical_json, digest
 from leaderboard import ClaimRecord, Clock, MeasurementRecord
 from operations.kda_prefill import KdaWorkload
 
-__all__ = ["FORMAT", "MANIFEST", "VERSION", "export_hash", "render", "sha256"]
+__all__ = ["FORMAT", "MANIFEST", "VERSION", "export_hash", "render", "sha256", "table", "vendored"]
 
 FORMAT = "kernel-factory export"
 VERSION = 1
@@ -257,6 +259,34 @@ def _row_text(row: Row, config: str) -> str:
     )
 
 
+def vendored(selection: Selection, folder: Path, bound: str) -> Vendored:
+    """How the gate calls a folder of this selection."""
+    measured = {k for row in selection.rows for t in row.times for k in t.record.kernels}
+    chunks = [int(row.schedule.get("bt") or FUSED_BT) for row in selection.rows]
+    return Vendored(
+        folder=str(folder),
+        function=selection.operation.name,
+        outputs=(("o", "out"), ("final_state", "final_state")),
+        # A name ends with the number of its launch.
+        kernels=tuple(sorted({re.sub(r"\d+$", "", name) for name in measured})),
+        chunk=max(chunks),
+        export_hash=bound,
+        foreign=("candidates.kda_prefill.kernel",),
+    )
+
+
+def table(selection: Selection) -> list[dict[str, Any]]:
+    """Rows of the dispatch table in short, as a claim holds them."""
+    return [
+        {
+            "shape": row.workload,
+            "schedule_key": row.schedule.key,
+            "trial": row.trial.uid,
+        }
+        for row in selection.rows
+    ]
+
+
 # -- manifest ----------------------------------------------------------------------------
 
 
@@ -270,7 +300,7 @@ def _manifest(
         "version": VERSION,
         "operation": {"name": s.operation.name, "version": s.operation.version},
         "export_hash": bound,
-        "claim": None if claim is None else claim.model_dump(mode="json"),
+        "claim": None if claim is None else _claim_told(claim),
         "campaign": {"id": s.campaign.id, "name": s.campaign.name, "family": s.campaign.family},
         "is_winner_of_campaign": s.is_winner,
         "source": {
@@ -296,6 +326,11 @@ def _manifest(
     }
     # Through canonical JSON first: what cannot be written the same twice fails here.
     return (json.dumps(json.loads(canonical_json(told)), indent=1, sort_keys=True) + "\n").encode()
+
+
+def _claim_told(claim: ClaimRecord) -> dict[str, Any]:
+    """The claim as it was made; how it stands now is the leaderboard's to say."""
+    return claim.model_dump(mode="json", include=set(ClaimRecord.model_fields))
 
 
 def _compiler(values: Mapping[str, Any]) -> str | None:
