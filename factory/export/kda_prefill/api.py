@@ -179,12 +179,14 @@ def _machine_problem(index: int) -> str:
 def _refuse(config, tensors, scale, forms, out, final_state) -> None:
     """Raise on what the host can see is not served, by name, as the call itself would."""
     gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
+    split = isinstance(config, entry.Config)
     options = entry.check(
-        *tensors, out, final_state, getattr(config, "segments", 0) == 1, gate=gate,
+        *tensors, out, final_state, split and config.segments == 1, gate=gate,
         lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
         l2norm=l2norm,
     )  # fmt: skip
-    arguments.decline_for_split(options)
+    if split:
+        arguments.decline_for_split(options)
     if scale is not None:
         arguments.finite("scale", scale)
 
