@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from factory.cli.common import db_option, json_option, open_reading, print_json, print_table, us_text
+from factory.cli.common import (
+    db_option,
+    json_option,
+    open_reading,
+    print_json,
+    print_table,
+    us_text,
+)
 
 if TYPE_CHECKING:
     from leaderboard import ClaimView
