@@ -19,6 +19,7 @@ from leaderboard._scores import score_basis
 from leaderboard._types import decode_json
 from leaderboard.models import (
     CampaignRow,
+    ClaimRow,
     ErrorRow,
     FingerprintRow,
     JobRow,
@@ -28,6 +29,7 @@ from leaderboard.models import (
 )
 from leaderboard.records import (
     CampaignRecord,
+    ClaimRecord,
     Clock,
     FingerprintRecord,
     JobRecord,
@@ -78,6 +80,7 @@ class Importer:
             "job": self._job,
             "trial": self._trial,
             "measurement": self._measurement,
+            "claim": self._claim,
         }
         if kind not in handlers:
             raise TransferError(f"unknown kind {kind!r}")
@@ -95,7 +98,7 @@ class Importer:
         for start in range(0, len(self._passed), _BATCH):
             self._check(self._passed[start : start + _BATCH])
 
-    def _insert(self, row: FingerprintRow | CampaignRow | JobRow | TrialRow) -> None:
+    def _insert(self, row: FingerprintRow | CampaignRow | JobRow | TrialRow | ClaimRow) -> None:
         # At once: later rows refer to it, and the order of a flush follows
         # relationships, of which these tables declare none.
         self._session.add(row)
@@ -208,6 +211,18 @@ class Importer:
         self._times.append((uid, _rows.measurement_values(record, uid)))
         if len(self._times) >= _BATCH:
             self._flush_times()
+
+    def _claim(self, item: dict[str, Any]) -> None:
+        record = ClaimRecord.model_validate(item)
+        row = self._session.get(ClaimRow, record.id)
+        self._count("claim", row is None)
+        if row is None:
+            job = self._session.get(JobRow, record.job_id)
+            if job is None or job.status != JobStatus.VALID.value:
+                raise TransferError(f"claim {record.id} rests on job {record.job_id}, not valid")
+            self._insert(_rows.claim_row(record))
+        elif _rows.claim_record(row) != record:
+            raise TransferError(f"claim {record.id} is stored with other contents")
 
     def _flush_times(self) -> None:
         if not self._times:

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
+from leaderboard import _rows
 from leaderboard.models import ErrorRow, MeasurementRow, StageRow, TrialRow
 from leaderboard.store import Store
-from leaderboard.views import ControlSpan, TrialError
+from leaderboard.views import ControlSpan, NamedTime, TrialError
 
-__all__ = ["control_spans", "trial_errors", "trial_seconds"]
+__all__ = ["control_spans", "named_times", "trial_errors", "trial_seconds"]
 
 
 def trial_errors(
@@ -101,3 +102,17 @@ def trial_seconds(store: Store, campaign_id: str) -> dict[int, dict[str, float]]
         for trial_id, stage, seconds in session.execute(query):
             found.setdefault(trial_id, {})[stage] = seconds
     return found
+
+
+def named_times(store: Store, trial_id: int) -> list[NamedTime]:
+    """All times of one trial, in the order they were stored, each with its uid.
+
+    A uid is the same in every database, so that what rests on a measurement can name it.
+    """
+    m = MeasurementRow
+    query = sa.select(m).where(m.trial_id == trial_id).order_by(m.id)
+    with store.reading() as session:
+        return [
+            NamedTime(uid=row.uid, record=_rows.measurement_record(row))
+            for row in session.scalars(query)
+        ]

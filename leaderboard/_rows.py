@@ -8,6 +8,7 @@ from typing import Any
 
 from leaderboard.models import (
     CampaignRow,
+    ClaimRow,
     ErrorRow,
     FingerprintRow,
     JobRow,
@@ -16,6 +17,7 @@ from leaderboard.models import (
 )
 from leaderboard.records import (
     CampaignRecord,
+    ClaimRecord,
     ErrorRecord,
     FingerprintRecord,
     JobRecord,
@@ -29,6 +31,8 @@ __all__ = [
     "TRIAL_FIELDS",
     "campaign_record",
     "campaign_row",
+    "claim_record",
+    "claim_row",
     "error_record",
     "error_values",
     "fingerprint_record",
@@ -42,6 +46,7 @@ __all__ = [
 ]
 
 CAMPAIGN_FIELDS = tuple(CampaignRecord.model_fields)
+CLAIM_FIELDS = tuple(ClaimRecord.model_fields)
 JOB_FIELDS = tuple(JobRecord.model_fields)
 STAGE_FIELDS = tuple(StageRecord.model_fields)
 ERROR_FIELDS = tuple(ErrorRecord.model_fields)
@@ -66,6 +71,14 @@ def campaign_row(record: CampaignRecord) -> CampaignRow:
 
 def campaign_record(row: CampaignRow) -> CampaignRecord:
     return CampaignRecord(**{name: getattr(row, name) for name in CAMPAIGN_FIELDS})
+
+
+def claim_row(record: ClaimRecord) -> ClaimRow:
+    return ClaimRow(**{**record.model_dump(), "kernels": list(record.kernels)})
+
+
+def claim_record(row: ClaimRow) -> ClaimRecord:
+    return ClaimRecord(**{name: getattr(row, name) for name in CLAIM_FIELDS})
 
 
 def fingerprint_record(row: FingerprintRow) -> FingerprintRecord:

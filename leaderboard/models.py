@@ -32,6 +32,7 @@ from leaderboard._types import JsonValue, UtcDateTime
 __all__ = [
     "Base",
     "CampaignRow",
+    "ClaimRow",
     "ErrorRow",
     "FingerprintRow",
     "JobRow",
@@ -254,6 +255,48 @@ class MeasurementRow(Base):
             "0 < low_us AND low_us <= median_us AND median_us <= high_us", name="ordered"
         ),
         Index("ix_kf_measurements_job_id_control", "job_id", "control"),
+    )
+
+
+class ClaimRow(Base):
+    """An exported folder that passed the export gate."""
+
+    __tablename__ = "kf_claims"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    operation: Mapped[str] = mapped_column(String(128), index=True)
+    operation_version: Mapped[str] = mapped_column(String(64))
+    family: Mapped[str] = mapped_column(String(128))
+    export_hash: Mapped[str] = mapped_column(String(64), index=True)
+    source_hash: Mapped[str] = mapped_column(String(64))
+    table: Mapped[list[Any]]
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("kf_campaigns.id"))
+    trial_uid: Mapped[str] = mapped_column(ForeignKey("kf_trials.uid"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("kf_jobs.id"))
+    gpu: Mapped[str] = mapped_column(String(128))
+    score_us: Mapped[float]
+    slow_us: Mapped[float | None]
+    held_out_us: Mapped[float | None]
+    candidate_us: Mapped[float]
+    candidate_held_out_us: Mapped[float | None]
+    ratio: Mapped[float]
+    held_out_ratio: Mapped[float | None]
+    bound: Mapped[float]
+    control: Mapped[str | None] = mapped_column(String(128))
+    control_form: Mapped[str | None] = mapped_column(String(16))
+    control_us: Mapped[float | None]
+    control_ratio: Mapped[float | None]
+    kernels: Mapped[list[Any]]
+    details: Mapped[dict[str, Any]]
+    supersedes: Mapped[str | None] = mapped_column(ForeignKey("kf_claims.id"))
+    created_at: Mapped[datetime]
+
+    __table_args__ = (
+        CheckConstraint("0 < score_us AND 0 < candidate_us", name="timed"),
+        CheckConstraint(
+            "ratio <= bound AND (held_out_ratio IS NULL OR held_out_ratio <= bound)", name="within"
+        ),
+        UniqueConstraint("export_hash", "job_id"),
     )
 
 

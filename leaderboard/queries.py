@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leaderboard import _rows
+from leaderboard._claims import claim_of, claims
 from leaderboard._errors import QueryError, UnknownError
 from leaderboard._finals import finals, winner
-from leaderboard._overview import control_spans, trial_errors, trial_seconds
+from leaderboard._overview import control_spans, named_times, trial_errors, trial_seconds
 from leaderboard._ranking import (
     Board,
     Entry,
@@ -51,10 +52,13 @@ from leaderboard.views import (
 
 __all__ = [
     "best_so_far",
+    "claim_of",
+    "claims",
     "compare",
     "control_spans",
     "finals",
     "funnel",
+    "named_times",
     "ranked",
     "ratio",
     "rejected",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 __all__ = [
     "CampaignRecord",
     "CampaignStatus",
+    "ClaimRecord",
     "Clock",
     "ErrorRecord",
     "FingerprintRecord",
@@ -259,4 +260,62 @@ class TrialRecord(_Record):
             raise ValueError(f"a {self.status} trial cannot carry a time")
         if self.status is TrialStatus.PASSED and (self.score_us is None or self.clock is None):
             raise ValueError("a passed trial needs a score and its clock")
+        return self
+
+
+class ClaimRecord(_Record):
+    """An exported folder passed the export gate: what it was timed at, against what, and where.
+
+    Claims are never changed: a better one names the claim that it supersedes.
+    """
+
+    id: str
+    """Unique, for example ``claim-3f2a9c01b7de``."""
+    operation: str
+    operation_version: str
+    family: str
+    export_hash: str = Field(min_length=64, max_length=64)
+    """Of the folder's sources and dispatch table: the claim is on these bytes."""
+    source_hash: str
+    """Of the family's source that the folder was made from."""
+    table: list[dict[str, Any]]
+    """Rows of the dispatch table: ``shape``, ``schedule_key``, ``trial``."""
+    campaign_id: str
+    trial_uid: str
+    """The campaign's candidate that the folder was timed in turns with."""
+    job_id: str
+    gpu: str
+    score_us: float = Field(gt=0)
+    """The folder's own entry point: geomean of ``gpu`` medians over the tuned workloads, ranking
+    regime."""
+    slow_us: float | None = Field(default=None, gt=0)
+    held_out_us: float | None = Field(default=None, gt=0)
+    candidate_us: float = Field(gt=0)
+    """The same of the candidate, in the same job and turns."""
+    candidate_held_out_us: float | None = Field(default=None, gt=0)
+    ratio: float = Field(gt=0)
+    """``score_us / candidate_us``."""
+    held_out_ratio: float | None = Field(default=None, gt=0)
+    bound: float = Field(gt=1)
+    """Largest ratio that was allowed."""
+    control: str | None = None
+    """Fastest control of the job that was timed on all tuned workloads, if there was one."""
+    control_form: str | None = None
+    control_us: float | None = Field(default=None, gt=0)
+    control_ratio: float | None = Field(default=None, gt=0)
+    """``score_us / control_us``: how claims of two jobs compare."""
+    kernels: tuple[str, ...]
+    """Names of all kernels that the folder was seen to launch."""
+    details: dict[str, Any] = Field(default_factory=dict)
+    """Largest errors by output, times by workload, controls."""
+    supersedes: str | None = None
+    """The claim that this one is better than."""
+    created_at: datetime
+
+    @model_validator(mode="after")
+    def _within_the_bound(self) -> ClaimRecord:
+        for name in ("ratio", "held_out_ratio"):
+            value = getattr(self, name)
+            if value is not None and value > self.bound:
+                raise ValueError(f"{name} is {value:.3f}, beyond {self.bound:g}: that is no claim")
         return self

@@ -29,10 +29,11 @@ from leaderboard._engine import describe, make_engine, normalise
 from leaderboard._errors import StoreError, UnknownError
 from leaderboard._lease import driver_name, is_stale
 from leaderboard._trials import TrialStore
-from leaderboard.models import CampaignRow, FingerprintRow, JobRow
+from leaderboard.models import CampaignRow, ClaimRow, FingerprintRow, JobRow, TrialRow
 from leaderboard.records import (
     CampaignRecord,
     CampaignStatus,
+    ClaimRecord,
     FingerprintRecord,
     JobRecord,
     JobStatus,
@@ -301,3 +302,36 @@ class Store(TrialStore):
                 if row.status != TrialStatus.PASSED.value:
                     raise StoreError(f"trial {trial_id} is {row.status}: it carries no time")
             insert_measurements(session, measurements)
+
+    # Claims ------------------------------------------------------------------
+
+    def add_claim(self, record: ClaimRecord) -> None:
+        """Store what an exported folder was seen to do; a stored claim is never changed.
+
+        Raises
+        ------
+        StoreError
+            If the job is not valid, the trial did not pass, or the superseded claim is of
+            another operation or was superseded already.
+        """
+        with self.writing() as session:
+            job = job_by_id(session, record.job_id)
+            if job.status != JobStatus.VALID.value:
+                raise StoreError(f"job {job.id} is {job.status}: nothing can be claimed from it")
+            trial = session.scalars(
+                sa.select(TrialRow).where(TrialRow.uid == record.trial_uid)
+            ).first()
+            if trial is None or trial.status != TrialStatus.PASSED.value:
+                raise StoreError(f"no passed trial {record.trial_uid} in {self.name}")
+            if trial.campaign_id != record.campaign_id:
+                raise StoreError(f"trial {record.trial_uid} is not of {record.campaign_id}")
+            if record.supersedes is not None:
+                older = session.get(ClaimRow, record.supersedes)
+                if older is None or older.operation != record.operation:
+                    raise StoreError(f"no claim {record.supersedes!r} of {record.operation}")
+                newer = session.scalars(
+                    sa.select(ClaimRow.id).where(ClaimRow.supersedes == record.supersedes)
+                ).first()
+                if newer is not None:
+                    raise StoreError(f"claim {record.supersedes} was superseded by {newer}")
+            session.add(_rows.claim_row(record))

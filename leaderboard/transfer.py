@@ -1,7 +1,7 @@
 """Campaigns as JSON lines: out and in again without loss or duplication.
 
 One object a line: a header, then fingerprints, campaigns, jobs, trials (with
-stages and errors) and measurements, then an end line that counts them, so that
+stages and errors), measurements and claims, then an end line that counts them, so that
 a file cut short is noticed.  Identity is by id and uid, never by row number;
 importing a file twice changes nothing.  Trials still running are not results
 and stay behind, and so do leases.
@@ -26,6 +26,7 @@ from leaderboard._importer import Importer
 from leaderboard._types import encode_json
 from leaderboard.models import (
     CampaignRow,
+    ClaimRow,
     ErrorRow,
     FingerprintRow,
     JobRow,
@@ -47,8 +48,8 @@ __all__ = [
 ]
 
 FORMAT = "kernel-factory leaderboard"
-VERSION = 1
-"""Of the lines, raised when an older reader would misread them."""
+VERSION = 2
+"""Of the lines, raised when an older reader would misread them; 2 may hold claims."""
 
 _BATCH = 500
 
@@ -238,6 +239,10 @@ def _items(
         yield {"kind": "job", **_rows.job_record(job).model_dump()}
     yield from _trial_items(session, trials)
     yield from _measurement_items(session, jobs, trials)
+    claims = sa.select(ClaimRow).where(ClaimRow.campaign_id.in_(campaigns))
+    # By time, so that a claim follows the one that it supersedes.
+    for claim in session.scalars(claims.order_by(ClaimRow.created_at, ClaimRow.id)):
+        yield {"kind": "claim", **_rows.claim_record(claim).model_dump()}
 
 
 def _trial_items(session: Session, trials: sa.Select[Any]) -> Iterator[dict[str, Any]]:

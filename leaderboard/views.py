@@ -10,16 +10,18 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 from leaderboard._verdicts import Verdict
-from leaderboard.records import Clock, StageStatus, TrialStatus
+from leaderboard.records import ClaimRecord, Clock, MeasurementRecord, StageStatus, TrialStatus
 
 __all__ = [
     "BestPoint",
+    "ClaimView",
     "Comparison",
     "ControlSpan",
     "ControlTime",
     "FinalRow",
     "Funnel",
     "LeaderboardRow",
+    "NamedTime",
     "Ratio",
     "RejectedRow",
     "ResultRow",
@@ -247,6 +249,24 @@ class ControlTime(_View):
     input_form: str
     median_us: float
     ratio: float
+
+
+class ClaimView(ClaimRecord):
+    """A claim and how it stands."""
+
+    superseded_by: str | None
+    """The better claim, if there is one."""
+    jobs: int
+    """Jobs in which this very folder passed the gate."""
+    replicated: bool
+    """Whether these are two or more."""
+
+
+class NamedTime(_View):
+    """A measurement and the name that is its own in every database."""
+
+    uid: str
+    record: MeasurementRecord
 
 
 class ControlSpan(_View):

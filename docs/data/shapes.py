@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from docs.data.pages import table
 from leaderboard import (
+    ClaimView,
     Comparison,
     ErrorRecord,
     FinalRow,
@@ -157,6 +158,7 @@ SHAPES: dict[str, tuple[str, Shape]] = {
     "factory leaderboard --json": ("a list of objects", ResultRow),
     "factory leaderboard --shapes --json": ("a list of objects", ShapeResult),
     "factory leaderboard --rejected --json": ("a list of objects", RejectedRow),
+    "factory leaderboard claims --json": ("a list of objects", ClaimView),
     "factory leaderboard import FILE --json": ("one object", ImportResult),
     "factory status --json": ("a list of objects; with CAMPAIGN one of them", Status),
     "factory show TRIAL --json": ("one object", Show),

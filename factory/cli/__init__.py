@@ -31,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("factory.cli.report:report", "A campaign as one web page that opens offline."),
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
     "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
+    "export": ("factory.cli.export:export", "The winner as a folder that a repository commits."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),
     "gc": ("factory.cli.gc:gc", "Make room in the store of compiled kernels."),
     "doctor": ("factory.cli.doctor:doctor", "Is this machine and its toolchain fit?"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from factory.cli.common import (
     open_reading,
     print_json,
     print_table,
+    refuse_unknown,
     us_text,
 )
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
@@ -102,7 +102,7 @@ def bench(
 
     known, family = _known(operation)
     baselines = _baselines(known, controls)
-    _refuse_unknown("workload", workloads, [w.name for w in known.tuned()])
+    refuse_unknown("workload", workloads, [w.name for w in known.tuned()])
     for key in schedules:
         if key != WINNER:
             named(family, key)
@@ -149,17 +149,8 @@ def _baselines(operation: Operation, chosen: Sequence[str]) -> list[Baseline]:
     import candidates
 
     there = {b.name: b for b in candidates.baselines(operation.name)}
-    _refuse_unknown("control", chosen, there)
+    refuse_unknown("control", chosen, there)
     return [b for name, b in there.items() if not chosen or name in chosen]
-
-
-def _refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str]) -> None:
-    names = list(known)
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
-            raise UserError(f"unknown {kind} {name!r}; {hint}")
 
 
 def _stores(opened: ExitStack) -> list[Store]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from factory.cli.claims import claims
 from factory.cli.common import (
     db_option,
     json_option,
@@ -192,6 +193,9 @@ def export_(
             return
         export_file(store, Path(output), ids)
         click.echo(f"wrote {output}", err=True)
+
+
+leaderboard.add_command(claims)
 
 
 # ---------------------------------------------------------------------------------- tables

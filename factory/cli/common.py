@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from factory.cli.table import print_note, print_table
+from factory.errors import UserError
 
 if TYPE_CHECKING:
     from leaderboard import Store
@@ -20,6 +21,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_table",
+    "refuse_unknown",
     "us_text",
 ]
 
@@ -52,6 +54,23 @@ def open_reading(db: str | None) -> Store:
     from leaderboard import open_for_reading
 
     return open_for_reading(db)
+
+
+def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str]) -> None:
+    """Refuse a name that is none of the known ones, with the nearest that is.
+
+    Raises
+    ------
+    UserError
+    """
+    import difflib
+
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+            raise UserError(f"unknown {kind} {name!r}; {hint}")
 
 
 def print_json(value: object) -> None:

@@ -71,9 +71,30 @@ def objects(printed: Run, command: str, tmp_path: Path) -> list[Any]:
         return [printed("leaderboard", "import", file, "--db", f"sqlite:///{tmp_path}/x.db")]
     if words == ["gc"]:
         return [printed("gc")]
+    if words[:2] == ["leaderboard", "claims"]:
+        return list(printed(*words, "--db", claimed(tmp_path)))
     if words == ["leaderboard"]:
         return [*printed("leaderboard"), *printed("leaderboard", "--status", "all")]
     return list(printed(*words))
+
+
+def claimed(folder: Path) -> str:
+    """A leaderboard with a claim."""
+    import export_board as board
+
+    url = f"sqlite:///{folder}/claims.db"
+    with leaderboard.open_store(url) as store:
+        board.fill(store)
+        store.add_claim(
+            leaderboard.ClaimRecord(
+                id="claim-1", operation="kda_prefill", operation_version="1", family="kda_prefill",
+                export_hash="a" * 64, source_hash="b" * 64, table=[{"shape": None}],
+                campaign_id=board.CAMPAIGN, trial_uid=board.uid("trial", 0), job_id=board.JOB,
+                gpu="NVIDIA H200", score_us=50.0, candidate_us=50.0, ratio=1.0, bound=1.02,
+                kernels=("kda_fused_0",), created_at="2026-11-30T11:00:00+00:00",
+            )
+        )  # fmt: skip
+    return url
 
 
 @pytest.mark.parametrize("command", SHAPES)
@@ -94,5 +115,11 @@ def test_every_reading_command_has_a_shape() -> None:
         assert command is not None
         if any("--json" in p.opts for p in command.params):
             reading.add(name)
-    elsewhere = {"launch", "replay", "check", "bench"}  # they run something; see their own pages
+    elsewhere = {
+        "launch",
+        "replay",
+        "check",
+        "bench",
+        "export",
+    }  # they run something; see their own pages
     assert {c.split()[1] for c in SHAPES} >= reading - elsewhere

@@ -167,7 +167,7 @@ BAD: dict[str, tuple[Edit, str]] = {
     "a line lost": (lambda items: items.pop(-2) and None, "lines where its end line counts"),
     "no header": (lambda items: items.pop(0) and None, "first line is no header"),
     "foreign": (lambda items: items[0].update(format="optuna"), "not a leaderboard export"),
-    "newer": (lambda items: items[0].update(version=2), "newer version"),
+    "newer": (lambda items: items[0].update(version=3), "newer version"),
     "more after the end": (lambda items: items.append(items[1]), "follows the end line"),
     "unknown kind": (lambda items: items[1].update(kind="claim?"), "unknown kind 'claim.'"),
     "unknown field": (lambda items: items[1].update(speedup=3.9), "speedup"),

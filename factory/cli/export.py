@@ -1,0 +1,401 @@
+"""``factory export``: the winner as a folder to commit, and what became of one."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from factory.cli.common import db_option, json_option, open_reading, print_json, refuse_unknown
+from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from candidates import Family
+    from factory.device.hardware import Device
+    from factory.export.folder import Checked
+    from factory.export.gate import Gated
+    from factory.export.select import Selection
+    from leaderboard import ClaimRecord, ClaimView, Store
+    from operations import Operation
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("what")
+@click.option("--to", type=click.Path(path_type=Path), help="Folder to write.")
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(path_type=Path),
+    help="Instead of writing: was this folder altered, or superseded?",
+)
+@click.option(
+    "--gate",
+    "gated",
+    is_flag=True,
+    help="Put the folder through the export gate on a GPU, and store the claim.",
+)
+@click.option(
+    "--control",
+    "controls",
+    multiple=True,
+    metavar="NAME",
+    help="With --gate: time this baseline beside it, not all; may be repeated.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 50),
+    default=3,
+    show_default=True,
+    help="With --gate: turns that folder and candidate take.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="With --gate: of all inputs.")
+@db_option
+@json_option
+def export(
+    what: str,
+    to: Path | None,
+    checked: Path | None,
+    gated: bool,
+    controls: tuple[str, ...],
+    rounds: int,
+    seed: int | None,
+    db: str | None,
+    as_json: bool,
+) -> int:
+    """Write the winner of an operation, or one trial by its number, as a folder to commit.
+
+    WHAT is an operation (its winner is exported, with other trials where they are told faster on
+    a shape) or a trial.  It works from the shipped results, without a GPU.  No folder is called a
+    winner before it has passed the export gate itself (--gate): without that no claim is made.
+
+    Exit code 0: written, or fine; 1: there is no winner, the gate refused the folder, or it was
+    altered or superseded; 2: wrong usage, or a folder that holds something else; 3: --gate
+    without an sm90 GPU, or a job that does not count.
+
+    With --json: one object with id (the export's hash), folder, files, winner, claim, refused,
+    campaign, rows and source; with --check one with id, folder, status, altered, missing, added,
+    changed and current.
+    """
+    if (to is None) == (checked is None):
+        raise UserError("name a folder with --to to write it, or with --check to look at one")
+    if gated and to is None:
+        raise UserError("--gate goes with --to: it judges the folder that is written")
+    with ExitStack() as opened:
+        stores = _Stores(opened, db)
+        if checked is not None:
+            return _check(what, checked, stores, as_json)
+        assert to is not None
+        if not gated:
+            return _write(what, to, stores, as_json)
+        asked = _Gate(_gpu(), _writable(opened, db), controls, rounds, seed)
+        return _write(what, to, stores, as_json, asked)
+
+
+class _Stores:
+    """Where a winner is looked for: the one named; else what is here, then what was shipped.
+
+    Loaded as they are asked for: the shipped results take a second.
+    """
+
+    def __init__(self, opened: ExitStack, db: str | None) -> None:
+        self._opened, self._db = opened, db
+        self._found: list[Store] = []
+
+    def __iter__(self) -> Iterator[Store]:
+        yield self.first
+        if self._db is None:
+            if len(self._found) == 1:
+                from leaderboard import shipped_store
+
+                self._found.append(self._opened.enter_context(shipped_store()))
+            if self._found[1].name != self.first.name:
+                yield self._found[1]
+
+    @property
+    def first(self) -> Store:
+        if not self._found:
+            self._found.append(self._opened.enter_context(open_reading(self._db)))
+        return self._found[0]
+
+    @property
+    def opened(self) -> list[Store]:
+        """Those that were asked so far."""
+        return self._found
+
+
+def _select(what: str, stores: _Stores) -> Selection:
+    from factory.export.select import select
+
+    if not what.isdecimal():
+        return select(*_known(what), stores)
+    campaign = stores.first.get_campaign(stores.first.get_trial(what).campaign_id)
+    return select(*_known(campaign.operation), stores, trial=what)
+
+
+def _known(name: str) -> tuple[Operation, Family]:
+    import candidates
+    import operations
+
+    try:
+        return operations.get(name), candidates.get(name)
+    except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
+        raise UserError(str(error)) from error
+
+
+def _claim(stores: _Stores, export_hash: str) -> ClaimView | None:
+    from leaderboard import claim_of
+
+    found = (claim_of(store, export_hash) for store in stores.opened)
+    return next((claim for claim in found if claim is not None), None)
+
+
+def _rendered(selection: Selection, stores: _Stores) -> tuple[dict[str, bytes], str]:
+    """The files and the export's hash, with the claim on it if one is stored."""
+    from factory.export.render import export_hash, render
+
+    found = render(selection)
+    bound = export_hash(found)
+    claim = _claim(stores, bound)
+    return (found if claim is None else render(selection, claim)), bound
+
+
+# -- the gate ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What the command line asks of the gate."""
+
+    device: Device
+    store: Store
+    controls: tuple[str, ...]
+    rounds: int
+    seed: int | None
+
+
+def _gpu() -> Device:
+    from factory.device.cuda import CudaDevice
+
+    return CudaDevice.find()
+
+
+def _writable(opened: ExitStack, db: str | None) -> Store:
+    """Where the claim goes."""
+    from leaderboard import DEFAULT_URL, open_store
+
+    if db is None and not Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
+        raise UserError(
+            f"--gate stores a claim and there is no {DEFAULT_URL}; name a leaderboard with --db, or"
+            " make it with factory leaderboard import"
+        )
+    return opened.enter_context(open_store(db or DEFAULT_URL))
+
+
+def _put_through(
+    asked: _Gate, selection: Selection, to: Path, bound: str
+) -> tuple[Gated, ClaimRecord | None]:
+    """Run the gate on the written folder and store what it claims."""
+    import candidates
+    from factory.export.contest import Contest
+    from factory.export.gate import claim_from, gate, store_claim
+    from factory.export.render import table, vendored
+    from leaderboard import UnknownError, claims
+
+    s, uid = selection, selection.default.trial.uid
+    try:
+        trial_id = asked.store.get_trial(uid).id
+    except UnknownError as error:
+        raise UserError(
+            f"{asked.store.name} does not hold the campaign of {s.default.schedule.key}; add it"
+            " with factory leaderboard import, the claim stands beside it"
+        ) from error
+    there = {b.name: b for b in candidates.baselines(s.operation.name)}
+    refuse_unknown("control", asked.controls, there)
+    contest = Contest(vendored(s, to.resolve(), bound), s.family, s.default.schedule, s.gate_bound)
+    found = gate(
+        s.operation,
+        contest,
+        device=asked.device,
+        baselines=[b for n, b in there.items() if not asked.controls or n in asked.controls],
+        log_dir=_log_dir(s.operation.name),
+        seed=asked.seed,
+        rounds=asked.rounds,
+        on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
+        many_rows=len({row.schedule.key for row in s.rows}) > 1,
+    )
+    if found.refused or found.void:
+        return found, None
+    record = claim_from(
+        found,
+        s.operation,
+        contest,
+        table=table(s),
+        campaign_id=s.campaign.id,
+        trial_uid=uid,
+        standing=claims(asked.store, operation=s.operation.name),
+    )
+    store_claim(asked.store, found, record, trial_id)
+    return found, record
+
+
+def _log_dir(operation: str) -> Path:
+    from datetime import UTC, datetime
+
+    from factory.campaign import LOG_ROOT
+
+    made = LOG_ROOT / f"export-{operation}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    try:
+        made.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
+    return made.resolve()
+
+
+# -- writing -----------------------------------------------------------------------------
+
+
+def _write(what: str, to: Path, stores: _Stores, as_json: bool, asked: _Gate | None = None) -> int:
+    from factory.export.folder import write
+    from factory.export.render import render
+
+    selection = _select(what, stores)
+    found, bound = _rendered(selection, stores)
+    write(found, to)
+    claim: ClaimRecord | None = _claim(stores, bound)
+    refused, code = "", EXIT_DONE
+    if asked is not None:
+        gated, made = _put_through(asked, selection, to, bound)
+        refused = gated.refused or (gated.void and f"the job does not count: {gated.void}")
+        if made is None:
+            code = EXIT_NOTHING_PASSED if gated.refused else EXIT_MACHINE
+        else:
+            claim = made
+            found = render(selection, made)  # the same export, with its claim in the manifest
+            write(found, to)
+    if as_json:
+        print_json(_written(selection, to, found, bound, claim, refused))
+    else:
+        _say(selection, to, found, bound, claim, refused)
+    return code
+
+
+def _written(
+    selection: Selection,
+    to: Path,
+    found: dict[str, bytes],
+    bound: str,
+    claim: ClaimRecord | None,
+    refused: str,
+) -> dict[str, Any]:
+    return {
+        "id": bound,
+        "folder": str(to),
+        "files": sorted(found),
+        "winner": claim is not None and _superseded(claim) is None,
+        "claim": claim,
+        "refused": refused,
+        "campaign": selection.campaign.id,
+        "rows": [
+            {
+                "id": row.workload or "all other shapes",
+                "schedule": row.schedule.key,
+                "trial": row.trial.uid,
+                "over_default": dict(row.over_default),
+            }
+            for row in selection.rows
+        ],
+        "source": {
+            "sha256": selection.family.source_hash(),
+            "measured_sha256": selection.default.trial.source_hash,
+            "same_as_measured": selection.same_source,
+        },
+    }
+
+
+def _say(
+    selection: Selection,
+    to: Path,
+    found: dict[str, bytes],
+    bound: str,
+    claim: ClaimRecord | None,
+    refused: str,
+) -> None:
+    s = selection
+    click.echo(f"wrote {to}: {len(found)} files, export {bound[:12]}, from {s.store}")
+    for row in s.rows:
+        over = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row.over_default.items())
+        told = f" ({over} of the time of the schedule for the rest)" if over else ""
+        click.echo(f"  {row.workload or 'all other shapes'}: {row.schedule.key}{told}")
+    if not s.is_winner:
+        click.echo("this trial did not win its campaign")
+    if not s.same_source:
+        click.echo(
+            "the kernels have changed since these trials were measured: the table rests on times"
+            " of older source"
+        )
+    if refused:
+        click.echo(f"no claim was made: {refused}")
+    elif claim is None:
+        click.echo("no claim was made: this folder itself has not passed the export gate")
+    else:
+        newer = _superseded(claim)
+        state = "stands" if newer is None else f"superseded by {newer}"
+        told = f", {claim.control_ratio:.3f} of {claim.control}" if claim.control_ratio else ""
+        click.echo(
+            f"claim {claim.id} {state}: {claim.score_us:.1f} us on {claim.gpu},"
+            f" {claim.ratio:.3f} of its candidate{told}"
+        )
+
+
+def _superseded(claim: ClaimRecord) -> str | None:
+    """The better claim, as the leaderboard has it; one just made has none."""
+    return getattr(claim, "superseded_by", None)
+
+
+# -- checking ----------------------------------------------------------------------------
+
+
+def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
+    from factory.export.folder import check, read_manifest
+    from factory.export.select import ExportError
+
+    told = read_manifest(folder)
+    try:
+        current: dict[str, bytes] | None = _rendered(_select(what, stores), stores)[0]
+        reason = ""
+    except ExportError as error:
+        current, reason = None, str(error)
+    claim = _claim(stores, told["export_hash"])
+    found = check(folder, current, None if claim is None else claim.superseded_by)
+    if as_json:
+        print_json(
+            {
+                "id": found.export_hash,
+                "folder": str(folder),
+                **{k: v for k, v in asdict(found).items() if k not in ("export_hash",)},
+                "current": found.current_hash,
+                "unknown": reason,
+            }
+        )
+    else:
+        _say_checked(folder, found, reason)
+    return EXIT_DONE if found.status == "fine" else EXIT_NOTHING_PASSED
+
+
+def _say_checked(folder: Path, found: Checked, reason: str) -> None:
+    click.echo(f"{folder}: {found.status}, export {found.export_hash[:12]}")
+    for word in ("altered", "missing", "added"):
+        for name in getattr(found, word):
+            click.echo(f"  {word}: {name}")
+    if found.changed:
+        now = "" if found.current_hash is None else f" (now {found.current_hash[:12]})"
+        click.echo(f"  superseded: changed {' and '.join(found.changed)}{now}")
+    if reason:
+        click.echo(f"  what would be exported now is not known: {reason}")

@@ -1,0 +1,196 @@
+"""The folder on disk: written whole or not at all, never over files of others, and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from factory.errors import UserError
+from factory.export.render import FORMAT, MANIFEST, VERSION, export_hash, sha256
+
+__all__ = ["Checked", "check", "read_manifest", "write"]
+
+_LEAVINGS = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+"""Folders that tools leave behind; neither exported nor anybody's work."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of an exported folder.
+
+    Parameters
+    ----------
+    status : {"fine", "altered", "superseded"}
+    altered, missing, added : tuple of str
+        Files that differ from the manifest, are gone, or are not in it.
+    export_hash : str
+        Of the folder as its manifest has it.
+    current_hash : str or None
+        What would be exported now; None if nothing can be.
+    changed : tuple of str
+        Why it is superseded: ``source``, ``table`` or both, or ``claim`` and its name.
+    """
+
+    status: Literal["fine", "altered", "superseded"]
+    altered: tuple[str, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+    export_hash: str
+    current_hash: str | None
+    changed: tuple[str, ...] = ()
+
+
+def write(found: Mapping[str, bytes], folder: Path) -> None:
+    """Write an export, replacing an earlier one that nobody has touched.
+
+    Parameters
+    ----------
+    found : Mapping
+        From :func:`.render.render`.
+    folder : Path
+        Made if it is not there; its parent has to be.
+
+    Raises
+    ------
+    UserError
+        If the folder holds anything but an unaltered export, or cannot be written.
+    """
+    folder = Path(os.path.abspath(folder))
+    _refuse_foreign(folder)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    older = folder.with_name(f".{folder.name}.{os.getpid()}.older")
+    try:
+        partial.mkdir()
+        for name, data in found.items():
+            path = partial / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        if folder.exists():
+            folder.rename(older)
+        partial.rename(folder)
+    except OSError as error:
+        if older.exists() and not folder.exists():
+            older.rename(folder)
+        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{folder} is there and is no folder; name another with --to")
+    if not folder.parent.is_dir():
+        raise UserError(f"the folder {folder.parent} does not exist; make it, or name another")
+    if not folder.exists() or not _present(folder):
+        return
+    if not (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} holds files that no export wrote; name an empty folder, or a new one"
+        )
+    told = read_manifest(folder)
+    altered, _, added = _differences(folder, told["files"])
+    if altered or added:
+        what = f"{altered[0]} was altered" if altered else f"{added[0]} was not exported"
+        raise UserError(f"{folder}: {what}; nothing was overwritten: move it away, or name another")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an exported folder.
+
+    Raises
+    ------
+    UserError
+        If it is no exported folder, or of a newer version.
+    """
+    path = folder / MANIFEST
+    try:
+        told = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{folder} is no exported folder: {MANIFEST}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON; export again") from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise UserError(f"{path} is not the manifest of an export")
+    if not isinstance(told.get("version"), int) or told["version"] > VERSION:
+        raise UserError(f"{path} was written by a newer version; upgrade kernel-factory")
+    if not isinstance(told.get("files"), dict) or not isinstance(told.get("export_hash"), str):
+        raise UserError(f"{path} names no files or no hash; export again")
+    return told
+
+
+def check(folder: Path, current: Mapping[str, bytes] | None, newer_claim: str | None) -> Checked:
+    """Compare a vendored folder with its manifest, and with what would be exported now.
+
+    Parameters
+    ----------
+    folder : Path
+    current : Mapping or None
+        A fresh export (:func:`.render.render`); None if nothing can be exported.
+    newer_claim : str or None
+        The claim that superseded the one on this folder.
+
+    Raises
+    ------
+    UserError
+        If it is no exported folder.
+    """
+    told = read_manifest(folder)
+    altered, missing, added = _differences(folder, told["files"])
+    stated = told["export_hash"]
+    own = export_hash({n: (folder / n).read_bytes() for n in told["files"] if n not in missing})
+    if own != stated and not altered and not missing:
+        altered = (MANIFEST,)
+    now = None if current is None else export_hash(current)
+    changed: list[str] = []
+    if now is not None and now != stated:
+        kept = told["files"]
+        assert current is not None
+        differing = {
+            name
+            for name in {*kept, *current}
+            if name.endswith(".py")
+            and not name.startswith("tests/")
+            and (name not in current or kept.get(name) != sha256(current[name]))
+        }
+        changed += ["table"] if "dispatch.py" in differing else []
+        changed += ["source"] if differing - {"dispatch.py"} else []
+    if newer_claim is not None:
+        changed.append(f"claim {newer_claim}")
+    status: Literal["fine", "altered", "superseded"] = "fine"
+    if altered or missing or added:
+        status = "altered"
+    elif changed:
+        status = "superseded"
+    return Checked(status, altered, missing, added, stated, now, tuple(changed))
+
+
+def _differences(
+    folder: Path, files: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Files altered, missing and added, by name."""
+    there = _present(folder)
+    altered = tuple(n for n in sorted(there & set(files)) if _hash(folder / n) != files[n])
+    missing = tuple(sorted(set(files) - there))
+    added = tuple(sorted(there - set(files) - {MANIFEST}))
+    return altered, missing, added
+
+
+def _hash(path: Path) -> str:
+    return sha256(path.read_bytes())
+
+
+def _present(folder: Path) -> set[str]:
+    """Files below a folder, without what tools leave behind."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if (path.is_file() or path.is_symlink())
+        and not any(part in _LEAVINGS for part in path.relative_to(folder).parts)
+        and path.suffix != ".pyc"
+    }

@@ -1,0 +1,106 @@
+"""The call as an operator of torch, so that ``torch.compile`` keeps it in its graph.
+
+Eager calls do not come through here: they would pay for the dispatcher and gain nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .dispatch import EXPORT_ID
+
+__all__ = ["NAME", "call"]
+
+NAME = f"kda_prefill_{EXPORT_ID}::forward"
+"""Of the operator.  Copies of one export under two names share it; other exports have their own."""
+
+_BACKWARD = (
+    "kda_prefill is forward only, there is no backward pass: detach its inputs or call it under "
+    "torch.no_grad()"
+)
+
+
+def call(
+    tensors: tuple[torch.Tensor | None, ...],
+    scale: float | None,
+    forms: tuple[Any, ...],
+    stream: Any,
+    validate: bool,
+    out: torch.Tensor | None,
+    final_state: torch.Tensor | bool | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The call inside a compiled graph, on the current stream and without validation."""
+    assert stream is None
+    assert not validate
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                raise ValueError(_BACKWARD)
+    o, state = _operator()(*tensors, scale, *forms)
+    # The operator allocates: what is given is filled from it.
+    if out is not None:
+        o = out.copy_(o)
+    if final_state is False:
+        state = None
+    elif final_state is not None:
+        state = final_state.copy_(state)
+    return o, state
+
+
+def _eager(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+    scale: float | None,
+    gate: str,
+    lower_bound: float | None,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    beta_logits: bool,
+    l2norm: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from .api import kda_prefill
+
+    return kda_prefill(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale=scale, gate=gate,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
+        l2norm=l2norm,
+    )  # fmt: skip
+
+
+def _fake(
+    q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound, A_log, dt_bias,
+    beta_logits, l2norm,
+):  # fmt: skip
+    """Shapes and dtypes of the results, from those of the arguments."""
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = (N, v.shape[-2], v.shape[-1], k.shape[-1])
+    return (
+        torch.empty(v.shape, dtype=v.dtype, device=v.device),
+        torch.empty(state, dtype=torch.float32, device=v.device),
+    )
+
+
+def _no_backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(_BACKWARD)
+
+
+def _operator() -> Any:
+    return getattr(torch.ops, NAME.partition("::")[0]).forward.default
+
+
+def _register() -> None:
+    if hasattr(getattr(torch.ops, NAME.partition("::")[0]), "forward"):
+        return  # another copy of this very export
+    operator = torch.library.custom_op(NAME, _eager, mutates_args=())
+    operator.register_fake(_fake)
+    operator.register_autograd(_no_backward)
+
+
+_register()

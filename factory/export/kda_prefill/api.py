@@ -1,0 +1,218 @@
+"""The entry point: ask :func:`support`, call :func:`kda_prefill`.
+
+Chooses the schedule by shape, refuses what this machine or these kernels do not serve, and hands
+over to ``kernel/entry.py``, which checks every argument before anything is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _op
+from .dispatch import GATE_BOUND, ROWS
+from .kernel import arguments, entry
+
+__all__ = ["Support", "choose", "kda_prefill", "support"]
+
+_BY_SHAPE = {row.shape: row.config for row in ROWS if row.shape is not None}
+_DEFAULT = next(row.config for row in ROWS if row.shape is None)
+_DEVICES = 64  # of which it is remembered that they can run this
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a call is served; true or false where a boolean is asked for.
+
+    Parameters
+    ----------
+    served : bool
+    reason : str
+        Why not, in one line that names the argument or the package; empty if it is.
+    """
+
+    served: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.served
+
+
+def kda_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    stream: torch.cuda.Stream | int | None = None,
+    validate: bool = False,
+    gate: str = "log",
+    lower_bound: float | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    beta_logits: bool = False,
+    l2norm: bool = False,
+    out: torch.Tensor | None = None,
+    final_state: torch.Tensor | bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """@CONTRACT@"""
+    forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
+    tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
+    if torch.compiler.is_compiling():
+        # A stream of its own and a look at the device break a graph; all else is one operator.
+        call = _op.call if stream is None and not validate else _outside
+        return call(tensors, scale, forms, stream, validate, out, final_state)
+    return _run(tensors, scale, forms, stream, validate, out, final_state)
+
+
+def _run(tensors, scale, forms, stream, validate, out, final_state):
+    """The call, not traced."""
+    q, g, cu_seqlens = tensors[0], tensors[3], tensors[5]
+    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
+    config = choose(q, cu_seqlens)
+    if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
+        raise RuntimeError(problem)
+    if GATE_BOUND is not None and gate != "log":
+        _refuse_gate(gate, lower_bound)
+    if validate:
+        _refuse(config, tensors, scale, forms, out, final_state)
+        _validate_gates(g, gate)
+    return entry.kda_prefill(
+        *tensors, schedule=config, scale=scale, stream=stream, validate=validate, gate=gate,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
+        l2norm=l2norm, out=out, final_state=final_state,
+    )  # fmt: skip
+
+
+_outside = torch.compiler.disable(_run)
+"""Of a traced program; apart, because the wrapper takes microseconds of an eager call."""
+
+
+def support(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    gate: str = "log",
+    lower_bound: float | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    beta_logits: bool = False,
+    l2norm: bool = False,
+    out: torch.Tensor | None = None,
+    final_state: torch.Tensor | bool | None = None,
+) -> Support:
+    """Say whether :func:`kda_prefill` serves these arguments here, or why not.
+
+    Nothing is compiled, launched or read from the device: it costs no synchronisation.  What is
+    device data (offsets, gates) is not looked at; see ``validate`` of :func:`kda_prefill`.
+
+    Parameters
+    ----------
+    q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound, A_log, dt_bias, \
+beta_logits, l2norm, out, final_state
+        As for :func:`kda_prefill`.
+
+    Returns
+    -------
+    Support
+    """
+    forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
+    tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
+    try:
+        _refuse(choose(q, cu_seqlens), tensors, scale, forms, out, final_state)
+        _refuse_gate(gate, lower_bound)
+    except (TypeError, ValueError) as error:
+        return Support(False, str(error))
+    problem = _machine_problem(q.device.index)
+    return Support(not problem, problem)
+
+
+def choose(q: Any, cu_seqlens: Any) -> Any:
+    """The schedule of a shape, by tokens in all, heads and sequences; host values only.
+
+    Arguments that are not served get the schedule of all other shapes: they are refused later,
+    by name.
+    """
+    if not isinstance(q, torch.Tensor):
+        return _DEFAULT
+    if isinstance(cu_seqlens, torch.Tensor) and q.dim() == 3 and cu_seqlens.dim() == 1:
+        shape = (q.shape[0], q.shape[1], cu_seqlens.shape[0] - 1)
+    elif cu_seqlens is None and q.dim() == 4:
+        shape = (q.shape[0] * q.shape[1], q.shape[2], q.shape[0])
+    else:
+        return _DEFAULT
+    return _BY_SHAPE.get(shape, _DEFAULT)
+
+
+@functools.lru_cache(maxsize=_DEVICES)
+def _machine_problem(index: int) -> str:
+    """Why a CUDA device of this process cannot run the kernels; empty if it can."""
+    capability = torch.cuda.get_device_capability(index)
+    if capability != (9, 0):
+        return (
+            f"cuda:{index} is {torch.cuda.get_device_name(index)}, sm_{capability[0]}"
+            f"{capability[1]}; these kernels are machine code for sm_90a (H100, H200) alone"
+        )
+    for module, package in (
+        ("cutlass", "'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'"),
+        ("tvm_ffi", "'apache-tvm-ffi>=0.1.15'"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed; pip install {package}"
+    return ""
+
+
+def _refuse(config, tensors, scale, forms, out, final_state) -> None:
+    """Raise on what the host can see is not served, by name, as the call itself would."""
+    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
+    split = isinstance(config, entry.Config)
+    options = entry.check(
+        *tensors, out, final_state, split and config.segments == 1, gate=gate,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
+        l2norm=l2norm,
+    )  # fmt: skip
+    if split:
+        arguments.decline_for_split(options)
+    if scale is not None:
+        arguments.finite("scale", scale)
+
+
+def _refuse_gate(gate: str, lower_bound: float | None) -> None:
+    """A gate activated in the kernel that may go past what the kernels bear."""
+    if GATE_BOUND is None or gate == "log":
+        return
+    if gate == "softplus":
+        raise ValueError(
+            f"gate='softplus' has no lower end; these kernels are right for gates of at least"
+            f" {GATE_BOUND:g} a token"
+        )
+    if lower_bound is not None and lower_bound < GATE_BOUND:
+        raise ValueError(
+            f"lower_bound is {lower_bound:g}; these kernels are right for gates of at least"
+            f" {GATE_BOUND:g} a token"
+        )
+
+
+def _validate_gates(g: torch.Tensor, gate: str) -> None:
+    """Read the gates and refuse what the kernels are not right for; synchronises."""
+    if gate != "log" or g.numel() == 0 or torch.cuda.is_current_stream_capturing():
+        return  # an activated gate is bounded by its form; a capture is refused with the offsets
+    low, high = (float(x) for x in torch.aminmax(g))
+    if not high <= 0:
+        raise ValueError(f"g reaches {high:g}; a log gate is at most 0")
+    if GATE_BOUND is not None and not low >= GATE_BOUND:
+        raise ValueError(f"g reaches {low:g}; these kernels are right for at least {GATE_BOUND:g}")

@@ -1,0 +1,404 @@
+"""``factory export``: what is written, that it stands alone, and what is refused."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import clean_environment
+import export_board as board
+import pytest
+
+import leaderboard
+from candidates.kda_prefill import kernel
+from factory.cli import _run
+from factory.export import render as rendering
+from factory.export.render import export_hash, render
+from factory.export.select import ExportError, select
+from leaderboard import open_store
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL = Path(kernel.__path__[0])
+FASTER = {**board.EVEN, (2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "slow"): 97.0}
+"""The third schedule wins 5% on one shape and loses 2% of it at slow gates."""
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch, capsys):
+    """Run the command beside a leaderboard that holds the campaign; (code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///factory.db") as store:
+        board.fill(store, FASTER)
+
+    def run(*argv):
+        code = _run([str(a) for a in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def chosen(tmp_path):
+    """What is selected from a campaign with these times."""
+
+    def of(times=board.EVEN, **changes):
+        with open_store(f"sqlite:///{tmp_path / 'chosen.db'}") as store:
+            board.fill(store, times, **changes)
+            return select(board.OPERATION, board.FAMILY, [store])
+
+    return of
+
+
+def one_line(err):
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+# -- which schedule for which shape ----------------------------------------------------
+
+
+def test_the_winner_of_the_finals_serves_every_shape_where_nothing_is_told_faster(chosen):
+    found = chosen()
+    assert [(row.workload, row.schedule) for row in found.rows] == [(None, board.SCHEDULES[0])]
+    assert found.is_winner
+    assert found.same_source
+    assert {t.record.phase for t in found.default.times} == {"final"}
+    assert len(found.default.times) == 4
+
+
+def test_a_shape_on_which_another_trial_is_told_faster_gets_a_row_of_its_own(chosen):
+    found = chosen(FASTER)
+    assert [row.workload for row in found.rows] == ["8192/12/4", None]
+    row = found.rows[0]
+    assert row.schedule == board.SCHEDULES[2]
+    assert row.over_default["production"] == pytest.approx(90 / 95, abs=1e-3)
+    assert row.over_default["slow"] == pytest.approx(97 / 95, abs=1e-3)
+    assert {t.uid for t in row.times} == {
+        board.uid("time", 2, "8192/12/4", regime, "search") for regime in ("production", "slow")
+    }
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {(2, "8192/12/4", "production"): 94.5, (2, "8192/12/4", "slow"): 95.0},
+        {(2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "slow"): 101.0},
+    ],
+    ids=["not told apart", "loses more at slow gates than it gains"],
+)
+def test_no_row_where_the_gain_is_none(chosen, times):
+    assert [row.workload for row in chosen({**board.EVEN, **times}).rows] == [None]
+
+
+def test_a_schedule_that_bears_less_gets_no_row(chosen, monkeypatch):
+    bounds = {board.SCHEDULES[0]: -10.0, board.SCHEDULES[1]: -10.0, board.SCHEDULES[2]: -5.0}
+    monkeypatch.setattr(board.FAMILY, "gate_bound", bounds.get)
+    found = chosen(FASTER)
+    assert [row.workload for row in found.rows] == [None]
+    assert found.gate_bound == -10.0
+
+
+def test_the_table_bears_what_its_weakest_row_bears(chosen, monkeypatch):
+    bounds = {board.SCHEDULES[0]: -5.0, board.SCHEDULES[1]: -5.0, board.SCHEDULES[2]: None}
+    monkeypatch.setattr(board.FAMILY, "gate_bound", bounds.get)
+    found = chosen(FASTER)
+    assert len(found.rows) == 2
+    assert found.gate_bound == -5.0
+
+
+def test_without_finals_nothing_is_exported_as_the_winner(chosen):
+    with pytest.raises(ExportError, match="has no finals, and only these name a winner"):
+        chosen(finals=False)
+
+
+def test_scores_of_another_version_of_the_operation_do_not_count(chosen):
+    with pytest.raises(ExportError, match="no winner of kda_prefill to export"):
+        chosen(version="0")
+
+
+# -- what is written -------------------------------------------------------------------
+
+
+def test_the_kernels_are_the_campaigns_but_for_the_prefix_of_their_imports(chosen):
+    files = render(chosen())
+    names = [n for n in files if n.startswith("kernel/")]
+    assert {"kernel/entry.py", "kernel/host.py", "kernel/fused.py"} <= set(names)
+    for name in names:
+        ours = (KERNEL / name.removeprefix("kernel/")).read_text("utf-8").splitlines()
+        theirs = files[name].decode().splitlines()
+        assert len(ours) == len(theirs)
+        for was, now in zip(ours, theirs, strict=True):
+            if was != now:
+                assert re.match(r"\s*from candidates\.kda_prefill\.kernel[. ]", was), was
+                assert re.match(r"\s*from \.\w* import ", now), now
+
+
+def test_two_exports_are_the_same_bytes_whatever_the_hash_seed(factory, tmp_path):
+    assert factory("export", "kda_prefill", "--to", "one")[0] == 0
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-m", "factory", "export", "kda_prefill", "--to", "two"],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    one, two = (
+        {p.relative_to(d).as_posix(): p.read_bytes() for p in d.rglob("*") if p.is_file()}
+        for d in (tmp_path / "one", tmp_path / "two")
+    )
+    assert one == two
+    assert len(one) > 25
+
+
+def test_the_manifest_names_files_trials_jobs_and_measurements(factory, tmp_path):
+    factory("export", "kda_prefill", "--to", "kda")
+    told = json.loads((tmp_path / "kda/MANIFEST.json").read_text())
+    for name, said in told["files"].items():
+        assert hashlib.sha256((tmp_path / "kda" / name).read_bytes()).hexdigest() == said
+    assert set(told["files"]) == {
+        p.relative_to(tmp_path / "kda").as_posix() for p in (tmp_path / "kda").rglob("*.*")
+    } - {"MANIFEST.json"} | {"LICENSE"}
+    with open_store("sqlite:///factory.db", read_only=True) as store:
+        for row in told["rows"]:
+            trial = store.get_trial(row["trial"])
+            assert trial.schedule == row["schedule"]
+            known = {t.uid: t.record for t in leaderboard.named_times(store, trial.id)}
+            for time in row["measurements"]:
+                assert known[time["uid"]].median_us == time["median_us"]
+                assert known[time["uid"]].job_id == row["job"]
+    assert told["claim"] is None
+    assert told["source"]["same_as_measured"] is True
+    assert told["largest_errors"]["o"]["max_rel"] == 0.006
+    assert told["geomean_us"]["production"] == pytest.approx((26 * 95) ** 0.5, abs=1e-3)
+    assert (tmp_path / "kda/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_a_changed_source_is_said_plainly(chosen):
+    found = chosen(source="0" * 64)
+    files = render(found)
+    assert not found.same_source
+    assert "The kernels have changed since these times were read" in files["README.md"].decode()
+    assert json.loads(files["MANIFEST.json"])["source"]["same_as_measured"] is False
+
+
+def test_the_exported_call_takes_what_the_entry_point_takes_but_a_schedule(chosen):
+    def parameters(text):
+        (node,) = (
+            n
+            for n in ast.parse(text).body
+            if isinstance(n, ast.FunctionDef) and n.name == "kda_prefill"
+        )
+        names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+        return names, ast.get_docstring(node)
+
+    files = render(chosen())
+    ours, contract = parameters(files["kernel/entry.py"].decode())
+    theirs, exported = parameters(files["api.py"].decode())
+    assert theirs == [n for n in ours if n != "schedule"]
+    assert "schedule :" in contract
+    assert "schedule :" not in exported
+    for name in theirs:
+        assert name in exported
+
+
+def test_the_command_says_what_it_wrote_and_that_nothing_is_claimed(factory):
+    code, out, _ = factory("export", "kda_prefill", "--to", "kda")
+    assert code == 0
+    assert "8192/12/4: form=fused" in out
+    assert "no claim was made: this folder itself has not passed the export gate" in out
+    code, out, _ = factory("export", "kda_prefill", "--to", "kda", "--json")
+    told = json.loads(out)
+    assert told["claim"] is None
+    assert told["winner"] is False
+    assert [row["id"] for row in told["rows"]] == ["8192/12/4", "all other shapes"]
+
+
+def test_one_trial_is_exported_by_its_number(factory, tmp_path):
+    code, out, _ = factory("export", "2", "--to", "second")
+    assert code == 0
+    assert "this trial did not win its campaign" in out
+    told = json.loads((tmp_path / "second/MANIFEST.json").read_text())
+    assert [row["trial"] for row in told["rows"]] == [board.uid("trial", 1)]
+    assert told["is_winner_of_campaign"] is False
+
+
+def test_the_shipped_results_are_exported_without_a_gpu_or_said_to_be_of_another_version(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with leaderboard.shipped_store() as store:
+        versions = {c.operation_version for c in store.list_campaigns()}
+    code = _run(["export", "kda_prefill", "--to", "kda"])
+    out, err = capsys.readouterr()
+    if board.OPERATION.version in versions:
+        assert code == 0, err
+        assert "from the shipped results" in out
+    else:
+        assert code == 1
+        assert "no measured trial" in one_line(err)
+
+
+# -- what stands alone -----------------------------------------------------------------
+
+
+def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothing_of_us(
+    factory, tmp_path
+):
+    """Only torch, nvidia-cutlass-dsl, apache-tvm-ffi, pytest and what these require can be found
+    there, no variable of ours is set, and the working directory is another."""
+    with open_store("sqlite:///built.db") as store:
+        board.fill(store, FASTER, build=True)
+    built = ("--db", "sqlite:///built.db")
+    factory("export", "kda_prefill", "--to", "vendored", *built)
+    python = clean_environment.make(
+        tmp_path / "env", ["torch", "nvidia-cutlass-dsl[cu13]", "apache-tvm-ffi", "pytest"]
+    )
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def run(*argv):
+        return subprocess.run(
+            [str(python), "-I", *argv], capture_output=True, text=True, cwd=tmp_path, env=bare
+        )
+
+    gone = "factory candidates operations leaderboard ray optuna sqlalchemy click pydantic"
+    probe = run(
+        "-c",
+        f"from importlib.util import find_spec as f; print([n for n in {gone.split()!r} if f(n)])",
+    )
+    assert probe.stdout.strip() == "[]", probe.stderr
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "vendored")
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 60, done.stdout[-500:]
+    assert "timed as of another compiler" not in done.stdout
+    code, out, _ = factory("export", "kda_prefill", "--check", "vendored", *built)
+    assert (code, "fine" in out) == (0, True), "its own tests leave it as it was"
+
+
+# -- what is refused, and what became of a folder --------------------------------------
+
+
+def test_only_an_export_that_nobody_touched_is_overwritten(factory, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep")
+    code, _, err = factory("export", "kda_prefill", "--to", "mine")
+    assert code == 2
+    assert "holds files that no export wrote" in one_line(err)
+    assert (mine / "notes.txt").read_text() == "keep"
+
+    assert factory("export", "kda_prefill", "--to", "kda")[0] == 0
+    assert factory("export", "kda_prefill", "--to", "kda")[0] == 0
+    (tmp_path / "kda/api.py").write_text("# ours now\n")
+    code, _, err = factory("export", "kda_prefill", "--to", "kda")
+    assert code == 2
+    assert "api.py was altered; nothing was overwritten" in one_line(err)
+    assert (tmp_path / "kda/api.py").read_text() == "# ours now\n"
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["kda_prefill"], 2, "name a folder with --to"),
+        (["kda_prefill", "--to", "a", "--check", "b"], 2, "name a folder with --to"),
+        (["nothing", "--to", "a"], 2, "nothing"),
+        (["toy_scale", "--to", "a"], 1, "no winner of toy_scale"),
+        (["99", "--to", "a"], 2, "no trial 99"),
+        (["kda_prefill", "--to", "no/such/place"], 2, "does not exist; make it"),
+        (["kda_prefill", "--to", "factory.db"], 2, "is no folder"),
+        (["kda_prefill", "--check", "nowhere"], 2, "is no exported folder"),
+        (["kda_prefill", "--to", "a", "--db", "nonsense"], 2, "not a database URL"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_refused_in_one_line(factory, argv, code, said):
+    got, out, err = factory("export", *argv)
+    assert got == code
+    assert said in one_line(err)
+    assert out == ""
+
+
+def test_check_tells_altered_from_superseded_from_fine(factory, tmp_path):
+    factory("export", "kda_prefill", "--to", "kda")
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda")
+    assert code == 0
+    assert "fine" in out
+
+    readme = tmp_path / "kda/README.md"
+    text = readme.read_text()
+    readme.write_text(text + "faster than light\n")
+    (tmp_path / "kda/kernel/extra.py").write_text("x = 1\n")
+    (tmp_path / "kda/_op.py").rename(tmp_path / "kept")
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert told["status"] == "altered"
+    assert told["altered"] == ["README.md"]
+    assert told["added"] == ["kernel/extra.py"]
+    assert told["missing"] == ["_op.py"]
+
+
+def test_a_forged_manifest_is_an_altered_one(factory, tmp_path):
+    factory("export", "kda_prefill", "--to", "kda")
+    path = tmp_path / "kda/MANIFEST.json"
+    told = json.loads(path.read_text())
+    api = tmp_path / "kda/api.py"
+    api.write_text(api.read_text() + "# mine\n")
+    told["files"]["api.py"] = hashlib.sha256(api.read_bytes()).hexdigest()
+    path.write_text(json.dumps(told))
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda")
+    assert code == 1
+    assert "altered: MANIFEST.json" in out
+
+
+def test_another_table_and_another_source_supersede(factory, tmp_path, monkeypatch):
+    factory("export", "kda_prefill", "--to", "kda")
+    with open_store("sqlite:///other.db") as store:
+        board.fill(store)
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--db", "sqlite:///other.db")
+    assert code == 1
+    assert "superseded: changed table" in out
+
+    copied = tmp_path / "kernel"
+    copied.mkdir()
+    for path in KERNEL.glob("*.py"):
+        (copied / path.name).write_bytes(path.read_bytes())
+    (copied / "step.py").write_text((KERNEL / "step.py").read_text() + "\nFASTER = True\n")
+    monkeypatch.setattr(rendering, "_kernel_folder", lambda: copied)
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert told["status"] == "superseded"
+    assert told["changed"] == ["table", "source"]  # the table carries the export's own name
+
+
+def test_the_hash_is_over_sources_and_table_alone(chosen):
+    files = render(chosen())
+    bound = export_hash(files)
+    assert json.loads(files["MANIFEST.json"])["export_hash"] == bound
+    assert export_hash({**files, "README.md": b"", "tests/conftest.py": b""}) == bound
+    for name in ("dispatch.py", "api.py", "kernel/step.py"):
+        assert export_hash({**files, name: files[name] + b"\n"}) != bound
+
+
+def test_a_source_that_needs_more_than_it_may_is_not_exported(chosen, tmp_path, monkeypatch):
+    found = chosen()
+    for path in KERNEL.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    entry = tmp_path / "entry.py"
+    entry.write_text(entry.read_text() + "\nimport ray\n")
+    monkeypatch.setattr(rendering, "_kernel_folder", lambda: tmp_path)
+    with pytest.raises(ExportError, match=r"entry.py imports ray, which an export must do without"):
+        render(found)

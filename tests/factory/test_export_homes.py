@@ -1,0 +1,257 @@
+"""Homes of an export, without a GPU: a backend of fla, and the engine of the docs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import export_board as board
+import pytest
+import torch
+
+from factory.export.folder import write
+from factory.export.render import render
+from factory.export.select import select
+from leaderboard import open_store
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The exported module, registered with a stand-in of ``fla.backends``."""
+    base = tmp_path_factory.mktemp("fla")
+    with open_store(f"sqlite:///{base / 'x.db'}") as store:
+        found = render(select(board.OPERATION, board.FAMILY, [board.fill(store)]))
+    write(found, base / "vendored_for_fla")
+    registered: dict[Any, Any] = {}
+
+    def register(entry_point: Any) -> Any:
+        def keep(cls: Any) -> Any:
+            registered[entry_point] = cls
+            return cls
+
+        return keep
+
+    def chunk_kda() -> None:
+        """fla's own."""
+
+    stand_ins = {
+        "fla": types.ModuleType("fla"),
+        "fla.backends": types.ModuleType("fla.backends"),
+        "fla.ops": types.ModuleType("fla.ops"),
+        "fla.ops.kda": types.ModuleType("fla.ops.kda"),
+        "fla.ops.kda.chunk": types.ModuleType("fla.ops.kda.chunk"),
+    }
+    stand_ins["fla.backends"].BaseBackend = object  # type: ignore[attr-defined]
+    stand_ins["fla.backends"].register = register  # type: ignore[attr-defined]
+    stand_ins["fla.ops.kda.chunk"].chunk_kda = chunk_kda  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patched:
+        for name, module in stand_ins.items():
+            patched.setitem(sys.modules, name, module)
+        patched.syspath_prepend(str(base))
+        module = importlib.import_module("vendored_for_fla.fla_backend")
+        arguments = importlib.import_module("vendored_for_fla.kernel.arguments")
+        entry = importlib.import_module("vendored_for_fla.kernel.entry")
+        api = importlib.import_module("vendored_for_fla.api")
+        patched.setattr(arguments, "on_gpu", lambda x: True)
+        patched.setattr(entry, "compiled", lambda *a, **k: _by_the_oracle)
+        patched.setattr(entry, "_sms", lambda device: 132)
+        patched.setattr(entry, "_on_stream", lambda stream, device: None)
+        patched.setattr(api, "_machine_problem", lambda index: "")
+        assert registered == {chunk_kda: module.KdaPrefillBackend}
+        yield module.KdaPrefillBackend()
+    assert Path(str(module.__file__)).parent == base / "vendored_for_fla"
+
+
+def _by_the_oracle(*a: Any) -> None:
+    """What a compiled call is handed, computed in float64; the gate is activated here."""
+    q, k, v, g, beta, offsets, state, o, final, scale, _, A_log, dt_bias, bound = a
+    if A_log is not None:
+        shifted = g.double() + (0 if dt_bias is None else dt_bias.double())
+        g = bound * torch.sigmoid(shifted * A_log.double().exp()[:, None])
+        q, k = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (q, k))
+        beta = beta.double().sigmoid()
+    found = board.OPERATION.oracle(
+        {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": offsets,
+         "initial_state": state, "scale": scale}
+    )  # fmt: skip
+    o.copy_(found["o"])
+    if final is not None:
+        final.copy_(found["final_state"])
+
+
+def call(**changes: Any) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    q, k = (torch.nn.functional.normalize(normal(1, 37, 3, 128), dim=-1) for _ in range(2))
+    made = {
+        "q": q.bfloat16(),
+        "k": k.bfloat16(),
+        "v": normal(1, 37, 3, 128).bfloat16(),
+        "g": -torch.rand(1, 37, 3, 128, generator=draw),
+        "beta": torch.rand(1, 37, 3, generator=draw),
+        "initial_state": normal(2, 3, 128, 128),
+        "cu_seqlens": torch.tensor([0, 20, 37]),
+        "safe_gate": True,
+        "output_final_state": True,
+    }
+    return {**made, **changes}
+
+
+def expected(x: dict[str, Any], **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    lead = {n: x[n].squeeze(0) for n in ("q", "k", "v", "g", "beta")}
+    told = {"initial_state": x["initial_state"], "scale": 128**-0.5, **changes}
+    found = board.OPERATION.oracle({**lead, "cu_seqlens": x["cu_seqlens"], **told})
+    return found["o"], found["final_state"]
+
+
+def test_states_come_and_go_in_flas_layout(backend: Any) -> None:
+    x = call()
+    assert backend.chunk_kda_verifier(**x) == (True, None)
+    o, state = backend.chunk_kda(**x)
+    want_o, want = expected(x, initial_state=x["initial_state"].mT)
+    assert o.shape == (1, 37, 3, 128)
+    assert torch.allclose(o[0].double(), want_o, atol=2e-2)
+    assert torch.allclose(state.double(), want.mT, atol=1e-4)
+    v_first = call(state_v_first=True, output_final_state=False)
+    o, none = backend.chunk_kda(**v_first)
+    assert none is None
+    assert torch.allclose(o[0].double(), expected(v_first)[0], atol=2e-2)
+
+
+def test_what_a_model_passes_is_activated_as_fla_defines_it(backend: Any) -> None:
+    x = call(
+        state_v_first=True,
+        g=torch.randn(1, 37, 3, 128).bfloat16(),
+        beta=torch.randn(1, 37, 3).bfloat16(),
+        A_log=torch.randn(3) * 0.2,
+        dt_bias=torch.randn(3 * 128),
+        lower_bound=-5.0,
+        use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    assert backend.chunk_kda_verifier(**x) == (True, None)
+    o, _ = backend.chunk_kda(**x)
+    shifted = x["g"][0].double() + x["dt_bias"].view(3, 128).double()
+    activated = {
+        **x,
+        "g": (-5.0 * torch.sigmoid(shifted * x["A_log"].double().exp()[:, None]))[None],
+        "beta": x["beta"].double().sigmoid(),
+    }
+    assert torch.allclose(o[0].double(), expected(activated)[0], atol=2e-2)
+    without = {**x, "A_log": None}
+    assert backend.chunk_kda_verifier(**without) == (True, None), "exp(0) where there is none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"return_intermediate_states": True}, "return_intermediate_states is not served"),
+        ({"allow_neg_eigval": True}, "allow_neg_eigval is not served"),
+        ({"cp_context": object()}, "cp_context is not served"),
+        ({"new_in_0_7": 1}, "new_in_0_7 is not served"),
+        ({"q": torch.zeros(2, 37, 3, 128)}, "a batch of 2 beside cu_seqlens"),
+        ({"initial_state": None, "v": torch.zeros(1, 37, 3, 64)}, "v is float32"),
+        ({"initial_state": torch.zeros(2, 3, 128, 128).bfloat16()}, "initial_state is"),
+        ({"use_gate_in_kernel": True}, "use_gate_in_kernel without A_log"),
+        ({"g": torch.zeros(1, 37, 3, 128).half()}, "g is float16"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_the_verifier_says_why_not(backend: Any, changes: dict[str, Any], said: str) -> None:
+    served, reason = backend.chunk_kda_verifier(**call(**changes))
+    assert not served
+    assert said in reason
+
+
+def test_gradients_stay_with_fla(backend: Any) -> None:
+    x = call()
+    x["v"].requires_grad_()
+    assert backend.chunk_kda_verifier(**x)[0] is False
+    with torch.no_grad():
+        assert backend.chunk_kda_verifier(**x)[0] is True
+
+
+def test_unbounded_gates_are_served_only_by_kernels_that_bear_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[type(backend).__module__]
+    api = sys.modules["vendored_for_fla.api"]
+    plain = call(safe_gate=False)
+    softplus = call(use_gate_in_kernel=True, A_log=torch.zeros(3))
+    for bound, served in ((None, True), (-5.0, False)):
+        monkeypatch.setattr(module, "GATE_BOUND", bound)
+        monkeypatch.setattr(api, "GATE_BOUND", bound)
+        assert backend.chunk_kda_verifier(**plain)[0] is served
+        assert backend.chunk_kda_verifier(**softplus)[0] is served
+    assert "safe_gate=True" in backend.chunk_kda_verifier(**plain)[1]
+    steep = call(use_gate_in_kernel=True, A_log=torch.zeros(3), lower_bound=-6.0)
+    assert "lower_bound is -6" in backend.chunk_kda_verifier(**steep)[1]
+
+
+# -- the engine of docs/examples -------------------------------------------------------
+
+ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    spec = importlib.util.spec_from_file_location("kda_engine", ENGINE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kda_engine"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_engine_checks_builds_and_executes_on_the_stream_it_is_given(
+    backend: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = sys.modules["vendored_for_fla"]
+    seen = []
+    entry = sys.modules["vendored_for_fla.kernel.entry"]
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: seen.append(stream))
+    node, pack = engine.KdaNode(scale=0.5), engine.example(60, device="cpu")
+    assert engine.check_support(kernel, node, pack) == ""
+    assert seen == []
+    plan = engine.build(kernel, node, pack, stream=7)
+    pack["o"].zero_()
+    plan.execute(pack, stream=0)
+    assert seen == [7, 0]
+    inputs = {n: pack[n] for n in engine.INPUTS}
+    found = board.OPERATION.oracle({**inputs, "scale": 0.5})
+    assert torch.allclose(pack["o"].double(), found["o"], atol=2e-2)
+    assert torch.allclose(pack["final_state"].double(), found["final_state"], atol=1e-4)
+
+
+def test_the_engine_says_what_is_not_supported_before_anything_is_built(
+    backend: Any, engine: Any
+) -> None:
+    kernel, pack = sys.modules["vendored_for_fla"], engine.example(60, device="cpu")
+    pack["v"] = pack["v"].half()
+    with pytest.raises(engine.NotSupportedError, match="v is float16"):
+        engine.build(kernel, engine.KdaNode(), pack, stream=0)
+
+
+def test_the_example_runs_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'x.db'}") as store:
+        found = render(select(board.OPERATION, board.FAMILY, [board.fill(store)]))
+    write(found, tmp_path / "kda")
+    done = subprocess.run(
+        [sys.executable, str(ENGINE), str(tmp_path / "kda")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.stdout.startswith("not supported here: q is on cpu"), done.stderr
+    assert done.returncode == 1
