@@ -7,11 +7,17 @@ GPUs from ``nvidia-smi``.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-__all__ = ["Gpu", "cpu_count", "gpus", "installed", "sm90_gpus"]
+__all__ = ["Gpu", "cpu_count", "end_marked", "gpus", "installed", "sm90_gpus"]
+
+_ROUNDS = 4
+"""Looks at the process table for what was started while others were killed."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,33 @@ def installed(distribution: str) -> str | None:
 def cpu_count() -> int:
     """CPUs that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def end_marked(name: str, value: str) -> int:
+    """Kill every process that was started with an environment variable set so; returns how many.
+
+    It finds those that left their process group and whose parents are gone. One that was
+    started with another environment altogether is not found.
+    """
+    wanted = f"{name}={value}".encode()
+    killed: set[int] = set()
+    for _ in range(_ROUNDS):  # what it started meanwhile
+        found = {pid for pid in _processes() if _has(pid, wanted)} - killed
+        if not found:
+            break
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _processes() -> list[int]:
+    return [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+
+
+def _has(pid: int, wanted: bytes) -> bool:
+    try:
+        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it is gone, or somebody else's
+        return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leaderboard._errors import HeldError, QueryError, StoreError, TransferError, UnknownError
-    from leaderboard._lease import LEASE_SECONDS, driver_name
+    from leaderboard._lease import LEASE_SECONDS, driver_name, is_held
     from leaderboard._query import Results, query, query_shapes
     from leaderboard._verdicts import Contrast, Verdict, compare_samples, contrast, in_groups
     from leaderboard.queries import (
@@ -142,6 +142,7 @@ __all__ = [
     "import_file",
     "import_lines",
     "in_groups",
+    "is_held",
     "named_times",
     "open_for_reading",
     "open_store",
@@ -175,7 +176,7 @@ _HOMES = {
         "in_groups",
     ),
     "leaderboard._query": ("Results", "query", "query_shapes"),
-    "leaderboard._lease": ("LEASE_SECONDS", "driver_name"),
+    "leaderboard._lease": ("LEASE_SECONDS", "driver_name", "is_held"),
     "leaderboard.queries": (
         "best_so_far",
         "claim_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,7 @@ class BaseStore:
         self._engine = engine
         self._writer = engine.execution_options(**{WRITES: True})
         self._held: dict[str, str] = {}
+        self._file = _file_of(engine)
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +77,12 @@ class BaseStore:
         """
         if self.read_only:
             raise StoreError(f"{self.name} is open read-only; name another database with --db")
+        if self._file is not None and _file_of(self._engine) != self._file:
+            # What is written now would go to a file that has no name any more.
+            raise StoreError(
+                f"{self.name} was deleted or replaced while it was in use; put it back, or start "
+                "again with another database"
+            )
         with (
             _one_line(self.name),
             Session(self._writer, expire_on_commit=False) as session,
@@ -122,6 +130,17 @@ class BaseStore:
             self._hold(session, job.campaign_id)
         if job.status != JobStatus.OPEN.value:
             raise StoreError(f"job {job_id} is closed as {job.status}; its times are final")
+
+
+def _file_of(engine: Engine) -> tuple[int, int] | None:
+    """Which file a SQLite database is, whatever its name; None without one."""
+    if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
+        return None
+    try:
+        found = os.stat(str(engine.url.database))
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_dev, found.st_ino
 
 
 def now_utc() -> datetime:

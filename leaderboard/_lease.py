@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["LEASE_SECONDS", "driver_name", "is_stale"]
+from leaderboard.records import CampaignRecord
+
+__all__ = ["LEASE_SECONDS", "driver_name", "is_held", "is_stale"]
 
 LEASE_SECONDS = 300.0
 """A driver silent for longer has lost its campaign; every write renews the lease."""
@@ -31,6 +33,13 @@ def is_stale(driver: str, heartbeat_at: datetime | None, now: datetime) -> bool:
         return True
     host, _, pid = driver.rpartition(":")
     return host == socket.gethostname() and pid.isdigit() and not _alive(int(pid))
+
+
+def is_held(campaign: CampaignRecord, now: datetime | None = None) -> bool:
+    """Whether a driver that may still write holds the campaign."""
+    if campaign.driver is None:
+        return False
+    return not is_stale(campaign.driver, campaign.heartbeat_at, now or datetime.now(UTC))
 
 
 def _alive(pid: int) -> bool:

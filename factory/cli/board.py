@@ -162,9 +162,15 @@ def import_(parent_db: str | None, file: str, db: str | None, as_json: bool) -> 
 
     With --json: one object with added and skipped counts by kind.
     """
-    from leaderboard import DEFAULT_URL, import_file, open_store
+    from leaderboard import DEFAULT_URL, StoreError, import_file, open_store
 
-    with open_store(db or parent_db or DEFAULT_URL) as store:
+    url = db or parent_db or DEFAULT_URL
+    try:
+        open_store(url, read_only=True).close()
+    except StoreError:  # there is none yet: a file that is refused must not leave an empty one
+        with open_store("sqlite:///:memory:") as trial:
+            import_file(trial, Path(file))
+    with open_store(url) as store:
         result = import_file(store, Path(file))
         if as_json:
             print_json(result)

@@ -67,8 +67,11 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
 
 
 def _described(store: Any, campaign: Any) -> dict[str, Any]:
-    from leaderboard import best_so_far, funnel, winner
+    from leaderboard import CampaignStatus, best_so_far, funnel, is_held, winner
 
+    status = campaign.status
+    if status is CampaignStatus.RUNNING and not is_held(campaign):
+        status = CampaignStatus.INTERRUPTED  # its driver had no time to say so
     counts = funnel(store, campaign.id)
     points = best_so_far(store, campaign.id)
     first = winner(store, campaign.id)
@@ -76,7 +79,7 @@ def _described(store: Any, campaign: Any) -> dict[str, Any]:
         "id": campaign.id,
         "name": campaign.name,
         "operation": campaign.operation,
-        "status": campaign.status.value,
+        "status": status.value,
         "clock": campaign.clock.value,
         "budget": campaign.budget,
         "finished": counts.finished,

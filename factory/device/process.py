@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
@@ -23,10 +24,13 @@ from typing import Any
 
 from factory.device.answers import Answer, Nonsense, Reader, checked, safe
 from factory.device.protocol import Load, Open
+from factory.machine import end_marked
 from factory.stages.base import HarnessError
 
 __all__ = ["Child", "ChildFailure", "Spawner"]
 
+_MARK = "FACTORY_CANDIDATE"
+"""Environment variable by which the processes of one candidate are known."""
 _POLL_S = 0.2
 _REAP_S = 20.0
 _HANGUP_S = 2.0
@@ -119,6 +123,8 @@ class Child:
         """Whether it was waited for: its number may belong to somebody else."""
         self._ready: dict[str, Any] | None = None
         self._load = load
+        self._mark = uuid.uuid4().hex
+        """In the environment of whatever it starts."""
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._reader = Reader(self._link)
@@ -138,7 +144,7 @@ class Child:
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=_environment(),
+                env=_environment(self._mark),
             )
         theirs.close()
         self._left_s = load_s
@@ -205,6 +211,8 @@ class Child:
     def kill(self) -> None:
         """End its whole process group and wait until it is gone; idempotent.
 
+        What it started and moved to another group or session ends with it.
+
         Raises
         ------
         HarnessError
@@ -220,6 +228,7 @@ class Child:
             raise HarnessError(
                 f"process {self.pid} survives SIGKILL; the device driver holds it"
             ) from None
+        end_marked(_MARK, self._mark)
         with self._lock:
             self._gone = True
             self._link.close()
@@ -375,7 +384,13 @@ class Child:
         return f" ({safe(telling[-1], 200)})" if telling else ""
 
 
-def _environment() -> dict[str, str]:
-    """The job's own, with its import path and a traceback on fatal signals."""
+def _environment(mark: str) -> dict[str, str]:
+    """The job's own, with its import path, a traceback on fatal signals and a mark."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        _MARK: mark,
+    }

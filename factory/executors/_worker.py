@@ -59,23 +59,27 @@ def worker_main(context: WorkerContext, tasks: Connection, lifeline: Connection)
         start = time.perf_counter()
         kind: str
         payload: StageResult | str
-        with _logged(task):
-            try:
-                result = run_cpu_stage(
-                    task.stage,
-                    family,
-                    task.schedule,
-                    references,
-                    store=store,
-                    objects=context.measured,
-                )
-                kind, payload = "result", result
-            except HarnessError as error:
-                kind, payload = "fault", str(error)
-            except Exception as error:  # noqa: BLE001 - a bug here is no verdict on a candidate
-                traceback.print_exc()
-                kind = "fault"
-                payload = f"{task.stage} failed: {type(error).__name__}: {error}"
+        try:
+            with _logged(task):
+                try:
+                    result = run_cpu_stage(
+                        task.stage,
+                        family,
+                        task.schedule,
+                        references,
+                        store=store,
+                        objects=context.measured,
+                    )
+                    kind, payload = "result", result
+                except HarnessError as error:
+                    kind, payload = "fault", str(error)
+                except Exception as error:  # noqa: BLE001 - a bug here is no verdict on a candidate
+                    traceback.print_exc()
+                    kind = "fault"
+                    payload = f"{task.stage} failed: {type(error).__name__}: {error}"
+        except OSError as error:  # of the log itself; what the stage raises is caught inside
+            kind = "fault"
+            payload = f"cannot write {task.log_path}: {error.strerror or error}"
         tasks.send((kind, payload, time.perf_counter() - start))
 
 
@@ -91,18 +95,20 @@ def _logged(task: Task) -> Iterator[None]:
     """Send file descriptors 1 and 2 to the trial's log, native output included."""
     path = Path(task.log_path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    saved = os.dup(1), os.dup(2)
     with path.open("a", encoding="utf-8") as log:
         log.write(f"== {task.stage}: {task.schedule.key}\n")
         log.flush()
+        saved = os.dup(1), os.dup(2)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(saved[0], 1)
-            os.dup2(saved[1], 2)
-            os.close(saved[0])
-            os.close(saved[1])
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os.dup2(saved[0], 1)
+                os.dup2(saved[1], 2)
+                os.close(saved[0])
+                os.close(saved[1])

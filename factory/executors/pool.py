@@ -31,6 +31,9 @@ __all__ = ["ProcessPool"]
 _START_LIMIT_S = 180.0
 """Time a worker may take to import torch and the family before it counts as broken."""
 
+_STARTS = 3
+"""Workers in a row that may die before they are ready until the machine is blamed."""
+
 
 @dataclass
 class _Worker:
@@ -62,6 +65,8 @@ class ProcessPool:
         self._waiting: deque[Task] = deque()
         self._workers: list[_Worker] = []
         self._size = workers
+        self._stillborn = 0
+        """Workers in a row that died before they were ready."""
 
     def submit(self, task: Task) -> None:
         """Queue a task and start a worker for it if one may still be started."""
@@ -146,6 +151,7 @@ class ProcessPool:
                 kind, payload, seconds = worker.tasks.recv()
                 if kind == "ready":
                     worker.ready = True
+                    self._stillborn = 0
                     continue
                 task, worker.task = worker.task, None
                 if kind == "result" and task is not None:
@@ -162,8 +168,11 @@ class ProcessPool:
         if not worker.process.is_alive():
             how = _how(worker.process.exitcode)
             if task is None and not worker.ready:
-                self._replace(worker, start=False)
-                return [HarnessFault(f"worker did not start: it {how}")]
+                # Somebody may have killed it; one that cannot start says so, or dies again.
+                self._stillborn += 1
+                once_more = self._stillborn < _STARTS
+                self._replace(worker, start=once_more)
+                return [] if once_more else [HarnessFault(f"worker did not start: it {how}")]
             seconds = time.monotonic() - worker.task_started
             events: list[Event] = []
             if task is not None:

@@ -360,6 +360,13 @@ def _leaves_a_child_behind() -> None:
     os._exit(7)
 
 
+def _leaves_a_session_behind() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    _leaves_a_child_behind()
+
+
 def _raises_this(error: Exception) -> Callable[..., None]:
     def call(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
         raise error
@@ -387,6 +394,7 @@ HOSTILE: dict[str, Callable[..., Any]] = {
     "answers_twice": _says(framed({"ok": {}}) * 2),
     "escapes": _raises_this(RuntimeError("\x1b[31mred \udcff\u202e" + "x" * 5000)),
     "leaves_a_child_behind": _says(then=_leaves_a_child_behind),
+    "leaves_a_session_behind": _says(then=_leaves_a_session_behind),
     "hangs_up": _says(then=lambda: (os.close(int(sys.argv[1])), time.sleep(600))),
 }
 """What a candidate can do that knows how its process speaks to the job."""

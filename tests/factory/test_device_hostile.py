@@ -13,7 +13,8 @@ import device_fakes as fakes
 import pytest
 from device_jobs import LIMITS, schedule, start, through
 
-from factory.device import DeviceJob
+from factory import machine
+from factory.device import DeviceJob, process
 from factory.device.answers import Nonsense, Reader, checked, safe
 from factory.device.protocol import Case, Load, Sampling, Time
 from operations import Workload
@@ -38,6 +39,7 @@ SAID = {
     "answers_twice": ("crashed", "two answers to one message"),
     "escapes": ("crashed", r"RuntimeError: \x1b[31mred \udcff\u202exxx"),
     "leaves_a_child_behind": ("crashed", "its process ended: exit code 7"),
+    "leaves_a_session_behind": ("crashed", "its process ended: exit code 7"),
     "hangs_up": ("crashed", "its process closed its pipe to the job"),
 }
 
@@ -58,6 +60,9 @@ def test_what_it_writes_to_the_job_is_held_against_it(job: DeviceJob, kind: str)
     assert time.monotonic() - began < 20, "the limit holds"
     assert result.reason.isascii()
     assert result.reason.isprintable()
+    mark = f"{process._MARK}={handle.child._mark}".encode()
+    while left := [pid for pid in machine._processes() if machine._has(pid, mark)]:
+        assert time.monotonic() - began < 20, f"{left} outlived their candidate"
     assert len(result.reason) < 600
 
 

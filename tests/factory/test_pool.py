@@ -119,3 +119,29 @@ def test_closing_without_cancel_finishes_what_is_queued(make, tmp_path):
         executor.submit(task(tmp_path, n, toy("exact", block=1)))
     assert sorted(e.trial_id for e in executor.close()) == [0, 1, 2]
     assert executor.close() == []
+
+
+def test_a_worker_killed_while_it_starts_is_replaced(make, tmp_path):
+    executor = make(workers=1)
+    executor.submit(task(tmp_path, 1, toy("exact", block=1)))
+    executor._pool._workers[0].process.kill()
+    events = run_out(executor)
+    assert [type(e) for e in events] == [StageFinished]
+
+
+def run_out(executor):
+    events, end = [], time.monotonic() + 60
+    while not events and time.monotonic() < end:
+        events += executor.poll(0.5)
+    return events
+
+
+def test_workers_that_always_die_before_they_are_ready_are_the_machines_fault(
+    make, tmp_path, monkeypatch
+):
+    executor = make(workers=1)
+    monkeypatch.setattr(executor._pool, "_read", lambda worker: worker.process.kill() or [])
+    executor.submit(task(tmp_path, 1, toy("exact", block=1)))
+    (event,) = run_out(executor)
+    assert isinstance(event, HarnessFault)
+    assert event.message == "worker did not start: it died of SIGKILL"

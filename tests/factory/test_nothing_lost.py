@@ -1,0 +1,325 @@
+"""What may happen to a campaign's database, disk, clock and processes, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from test_campaign import InProcess
+
+from factory import machine
+from factory.campaign import find_resumable, launch
+from factory.cli import _run
+from factory.config import CampaignConfig
+from factory.errors import MachineError
+from factory.executors.base import HarnessFault, Limits, StageFinished, Task, WorkerContext
+from factory.executors.pool import ProcessPool
+from factory.plan import make_plan
+from factory.progress import Silent
+from leaderboard import CampaignStatus, HeldError, TrialStatus, open_store
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET = 8
+on_sqlite = pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("new_database", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def url(new_database):
+    return new_database()
+
+
+@pytest.fixture
+def store(url):
+    with open_store(url) as opened:
+        yield opened
+
+
+class Disturbed(InProcess):
+    """Runs in this process; before its ``at``-th stage something happens."""
+
+    def __init__(self, *args, at, happens):
+        super().__init__(*args)
+        self._at, self._happens = at, happens
+
+    def _run(self, task):
+        if len(self.ran) == self._at:
+            self._happens()
+        return super()._run(task)
+
+
+@pytest.fixture
+def go(tmp_path):
+    def run(store, *, resume=False, at=-1, happens=None, budget=BUDGET):
+        config = CampaignConfig(name="toy", operation="toy_scale", space="many", budget=budget)
+        return launch(
+            make_plan(config),
+            store,
+            stored=find_resumable(store, "toy") if resume else None,
+            make_executor=lambda *made: Disturbed(*made, at=at, happens=happens),
+            view=Silent(),
+            log_root=tmp_path / "runs",
+        )
+
+    return run
+
+
+def check(store, finished=BUDGET):
+    """The total budget, nothing twice, nothing open."""
+    (campaign,) = store.list_campaigns()
+    assert campaign.status is CampaignStatus.FINISHED
+    trials = store.list_trials(campaign.id)
+    done = [t.schedule_key for t in trials if t.status.finished]
+    assert len(done) == len(set(done)) == finished
+    assert not [t for t in trials if t.status is TrialStatus.RUNNING]
+    return trials
+
+
+# -- the database ---------------------------------------------------------------------
+
+
+def test_a_database_locked_for_a_while_is_waited_for(store, url, go):
+    engine = sa.create_engine(store._engine.url)
+
+    def lock():
+        holder = subprocess.Popen(
+            [sys.executable, "-c", LOCKER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert holder.stdout.readline() == "locked\n"
+        holders.append(holder)
+
+    holders = []
+    began = time.monotonic()
+    go(store, at=5, happens=lock)
+    assert time.monotonic() - began > 1.0
+    assert holders[0].wait(30) == 0
+    engine.dispose()
+    assert {t.attempt for t in check(store)} == {1}
+
+
+LOCKER = """
+import sys, time
+import sqlalchemy as sa
+from leaderboard._engine import normalise
+engine = sa.create_engine(normalise(sys.argv[1]), isolation_level="AUTOCOMMIT")
+with engine.connect() as connection:
+    if engine.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("LOCK TABLE kf_trials, kf_campaigns IN ACCESS EXCLUSIVE MODE")
+    print("locked", flush=True)
+    time.sleep(1.2)
+    connection.exec_driver_sql("ROLLBACK")
+"""
+
+
+@on_sqlite
+def test_a_deleted_database_is_noticed_and_named(store, url, go):
+    path = Path(url.removeprefix("sqlite:///"))
+    with pytest.raises(MachineError, match=r"board0\.db was deleted or replaced while"):
+        go(store, at=5, happens=path.unlink)
+
+
+@on_postgresql
+def test_lost_connections_to_the_server_cost_nothing(store, url, go):
+    def cut():
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    go(store, at=5, happens=cut)
+    assert {t.attempt for t in check(store)} == {1}
+
+
+@on_postgresql
+def test_a_connection_lost_inside_a_write_stops_the_campaign_and_a_resume_finishes(store, go):
+    def cut_in_a_write():
+        @sa.event.listens_for(store._engine, "after_cursor_execute", once=True)
+        def die(connection, *rest):
+            connection.connection.dbapi_connection.close()
+
+    with pytest.raises(MachineError, match="the leaderboard failed"):
+        go(store, at=5, happens=cut_in_a_write)
+    go(store, resume=True)
+    check(store)
+
+
+@on_sqlite
+def test_a_full_disk_under_the_database_stops_the_campaign_and_a_resume_finishes(url, go):
+    with open_store(url) as store:
+
+        def fill():
+            with store.reading() as session:
+                pages = session.execute(sa.text("PRAGMA page_count")).scalar_one()
+                session.execute(sa.text(f"PRAGMA max_page_count = {pages}"))
+
+        with pytest.raises(MachineError, match="database or disk is full"):
+            go(store, at=1, happens=fill, budget=40)
+    with open_store(url) as store:  # there is room again
+        go(store, resume=True, budget=40)
+        check(store, 40)
+
+
+def test_a_full_disk_under_the_logs_is_no_verdict(tmp_path):
+    context = WorkerContext("c", "toy_scale", 0, Limits(), str(tmp_path))
+    schedule = make_plan(CampaignConfig(name="x", operation="toy_scale", space="many")).offered[0]
+    pool = ProcessPool(context, 1)
+    try:
+        events = []
+        for log in ("/dev/full", str(tmp_path / "log")):
+            pool.submit(Task(1, "emulate", schedule, log))
+            while not (found := pool.collect()):
+                time.sleep(0.01)
+            events += found
+    finally:
+        pool.close(cancel=True)
+    assert isinstance(events[0], HarnessFault)
+    assert events[0].message == "cannot write /dev/full: No space left on device"
+    assert isinstance(events[1], StageFinished)  # the worker goes on
+
+
+# -- drivers and time -----------------------------------------------------------------
+
+
+def test_a_clock_that_is_stepped_changes_nothing(store, go, monkeypatch):
+    steps = iter([0, 4000, -9000, 600, 0, -86400] * 100)
+
+    def now():
+        return datetime.now(UTC) + timedelta(seconds=next(steps))
+
+    for module in ("_base", "_trials", "store"):
+        monkeypatch.setattr(f"leaderboard.{module}.now_utc", now)
+    go(store)
+    check(store)
+
+
+def test_a_live_but_slow_trial_keeps_its_campaign(store, url, go, monkeypatch):
+    # As from another host: there only signs of life tell.
+    monkeypatch.setattr("leaderboard.store.driver_name", lambda: "elsewhere:1")
+    monkeypatch.setattr("leaderboard._lease.LEASE_SECONDS", 0.5)
+    monkeypatch.setattr("factory.driver._HEARTBEAT_S", 0.1)
+    refused = []
+
+    class Slow(InProcess):
+        def poll(self, timeout_s):
+            if len(self.ran) == 3 and len(refused) < 20:
+                time.sleep(0.08)  # 1.6 s in all, three leases long
+                with open_store(url) as other, pytest.raises(HeldError) as caught:
+                    other.acquire(other.list_campaigns()[0].id, "second:2")
+                refused.append(str(caught.value))
+                return []
+            return super().poll(timeout_s)
+
+    monkeypatch.setattr(sys.modules[__name__], "Disturbed", lambda *made, **_: Slow(*made))
+    go(store)
+    assert len(refused) == 20
+    assert all("is held by elsewhere:1" in line for line in refused)
+    assert {t.attempt for t in check(store)} == {1}
+
+
+RACE = """
+import os, sys, time
+from pathlib import Path
+from leaderboard import HeldError, open_store
+url, campaign = sys.argv[1:]
+start = time.time() + 1.0
+children = []
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        with open_store(url) as store:
+            while time.time() < start:
+                pass
+            try:
+                store.acquire(campaign)
+                print("holds", os.getpid(), flush=True)
+                time.sleep(1.0)
+            except HeldError as error:
+                print("refused", error.holder.rpartition(":")[2], flush=True)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def test_of_drivers_that_start_at_the_same_instant_one_holds_and_all_others_know_who(
+    store, url, go
+):
+    go(store, budget=2)
+    (campaign,) = store.list_campaigns()
+    done = subprocess.run(
+        [sys.executable, "-c", RACE, url, campaign.id],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = [line.split() for line in done.stdout.splitlines()]
+    holders = {pid for word, pid in said if word == "holds"}
+    assert (len(said), len(holders)) == (8, 1), done
+    assert {pid for word, pid in said if word == "refused"} == holders
+
+
+def test_status_tells_a_dead_driver_from_a_live_one(store, url, go, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    go(store, budget=2)
+    (campaign,) = store.list_campaigns()
+    with store.writing() as session:
+        session.execute(sa.text("UPDATE kf_campaigns SET status = 'running'"))
+    for driver, told in (("elsewhere:1", "running"), (dead_driver(), "interrupted")):
+        store.acquire(campaign.id, driver)
+        assert _run(["status", campaign.id, "--db", url]) == 0
+        assert f"{campaign.id}  {told}" in capsys.readouterr().out
+        with store.writing() as session:
+            session.execute(sa.text("UPDATE kf_campaigns SET driver = NULL"))
+
+
+def dead_driver():
+    import socket
+
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return f"{socket.gethostname()}:{process.pid}"
+
+
+# -- what is left behind --------------------------------------------------------------
+
+
+def test_a_refused_import_leaves_no_database(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jsonl").write_text("{}\n")
+    assert _run(["leaderboard", "import", "bad.jsonl"]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.jsonl"]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+RUNAWAY = """
+import os, subprocess, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+    os._exit(0)
+"""
+
+
+def test_what_left_its_group_and_lost_its_parent_is_found_by_its_mark():
+    mark = f"mark-{os.getpid()}"
+    subprocess.run([sys.executable, "-c", RUNAWAY], env={**os.environ, "KF_TEST": mark}, check=True)
+    end = time.monotonic() + 10
+    while sum(machine._has(p, f"KF_TEST={mark}".encode()) for p in machine._processes()) < 2:
+        assert time.monotonic() < end
+    assert machine.end_marked("KF_TEST", "another") == 0
+    assert machine.end_marked("KF_TEST", mark) >= 2
+    assert machine.end_marked("KF_TEST", mark) == 0
