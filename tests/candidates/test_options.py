@@ -66,6 +66,18 @@ def test_the_guard_reads_raw_inputs_as_the_builders_do(regime: str) -> None:
     judged("middle", 3, RAW, pieces=3, lengths=(130,), regime=regime)
 
 
+def test_raw_gates_of_any_strength_are_activated_where_a_chunk_is_steep() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    x, how = call_of(EVERYTHING, lengths=(15, 34), regime="slow")
+    x["g"][3], x["g"][24:30, :, ::2], x["g"][40, :, 1::4] = 1e4, 40.0, math.inf
+    got = run_fused("middle", 3, {**x, **how, "scale": 128**-0.5}, 1, options=EVERYTHING)
+    for name, (largest, rms) in errors(got, expected(x, how)).items():
+        assert largest <= 8e-3, name
+        assert rms <= 6e-3, name
+
+
 # ------------------------------------------------------------------------------- compilation
 
 

@@ -123,6 +123,9 @@ class Scanning(Load):
                 steep = cute.arch.make_warp_uniform(steep)
                 self.decay(e_at + s * self.plan.stage, accS)
             narrow(accS, aS)
+            if cutlass.const_expr(not self.plan.boundary):
+                if steep > 0:  # held at its start: decays between what it reads and what it adds
+                    self.decay(at + (self.plan.off_end - layout.off_e) + t % 4 * 16 + s * 512, accS)
             warpgroup.fence()
             for kb in cutlass.range_constexpr(HEAD // 16):  # Vn^T on top of U^T | S Q^T
                 cute.gemm(mma_w, accW, aS[None, None, kb], rW[None, None, kb, s], accW)
@@ -141,9 +144,6 @@ class Scanning(Load):
                     accO[i] = accQ[i] * by[i // 4 * 2 + i % 2]
             else:
                 accO.store(accQ.load() * scale)
-            if cutlass.const_expr(not self.plan.boundary):
-                if steep > 0:  # held at its start: decays between what it reads and what it adds
-                    self.decay(at + (self.plan.off_end - layout.off_e) + t % 4 * 16 + s * 512, accS)
             warpgroup.fence()
             cute.gemm(mma_s, accS, aV[None, None, 0], rK[None, None, 0, s], accS)
             warpgroup.commit_group()
