@@ -47,6 +47,7 @@ _GROUP = 8
 
 InverseName = Literal[
     "merged_tf32",
+    "merged8_tf32",
     "halving_fp32",
     "halving_tf32",
     "halving_fp16",
@@ -59,7 +60,8 @@ InverseName = Literal[
 
 INVERSE: InverseName = "merged_tf32"
 """How the kernels invert ``I + L``: block halving, 16 x 16 blocks in fp32 and then, with tf32
-operands, merges to 32 and 64.
+operands, merges to 32 and 64.  ``merged8`` merges 8 x 8 blocks
+in tf32 already, as the fused kernel does.
 
 Every intermediate is an entry of the answer, at most about 1, so nothing cancels; the power
 series (``neumann``) is a difference of large numbers on similar keys.
@@ -412,7 +414,7 @@ def triangular_inverse(lower: Tensor, name: InverseName) -> Tensor:
     size = 1
     while size < bt:
         # X21 = -X22 L21 X11 for all neighbouring blocks of this size at once.
-        exact = method == "merged" and size < 16
+        exact = size < {"merged": 16, "merged8": 8}.get(method, 0)
         operand = partial(_operand, precision="fp32" if exact else precision)
         start = torch.arange(0, bt, 2 * size)
         first = start[:, None] + torch.arange(size)

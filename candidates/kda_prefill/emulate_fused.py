@@ -16,7 +16,7 @@ from torch import Tensor
 from candidates._base import Schedule
 from candidates.kda_prefill.emulate import (
     GATE_FLOOR,
-    INVERSE,
+    InverseName,
     _bf16,
     _exp,
     _initial_state,
@@ -34,6 +34,7 @@ SMS = 132
 """Streaming multiprocessors of the machine that is emulated."""
 
 _HALF = BT // 2
+_INVERSE: InverseName = "merged8_tf32"
 _CHUNKS = KdaSchedule(BT, "mid", None, None, 1, 64)
 """How the sequences are cut into chunks."""
 
@@ -177,7 +178,7 @@ def _prepare(x: _Chunks, middle: bool) -> _Images:
         k_columns = torch.where(steep, _bf16(x.k * _exp(to_end)), k_columns)
     lower = torch.ones(BT, BT).tril().bool()
     akk, aqk = akk.masked_fill(~lower.tril(-1), 0.0), aqk.masked_fill(~lower, 0.0)
-    inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, INVERSE)
+    inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, _INVERSE)
     write = _bf16(inverse * x.beta.unsqueeze(-2))
     w, u = write @ k_rows, _bf16(write @ x.v)
     if middle:

@@ -380,13 +380,14 @@ class Cta:
             self.memory.at(int(address), int(address))
 
     def _cp(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
-        if parts[2] != "cg":  # commit and wait: the copies are done
+        if parts[2] not in ("ca", "cg"):  # commit and wait: the copies are done
             return
+        whole = int(a[2])
         (target, offset), (source, _) = self._address(a[0]), self._address(a[1])
-        sizes = self._get(a[3]) if len(a) > 3 else np.full(self.n, 16)
+        sizes = self._get(a[3]) if len(a) > 3 else np.full(self.n, whole)
         for i in np.nonzero(mask)[0]:
             place, size = int(target[i]) + offset - SHARED_BASE, int(sizes[i])
-            self.shared[place : place + 16] = 0
+            self.shared[place : place + whole] = 0
             if size:
                 base, flat = self.memory.at(int(source[i]), int(source[i]) + size - 1)
                 first = int(source[i]) - base
@@ -436,19 +437,31 @@ class Cta:
     def _operand(self, name: str, half: int) -> np.ndarray:
         return _bf16((self._get(name) >> np.uint32(16 * half)) & np.uint32(0xFFFF))
 
+    def _tf32(self, name: str) -> np.ndarray:
+        cut: np.ndarray = (self._get(name) & np.uint32(0xFFFFE000)).view(np.float32)
+        return cut
+
     def _mma(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
-        assert "m16n8k16" in parts
         d, left, right, c = (self._names(x) for x in a)
         warps = self.n // LANES
         A, B = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8))
         C = np.zeros((warps, 16, 8))
-        for half in range(2):
+        if "tf32" in parts:  # 8 deep, one element in a register
+            assert "m16n8k8" in parts
             for i, name in enumerate(left):
-                at = (slice(None), _ROW + 8 * (i % 2), 2 * _QUAD + half + 8 * (i // 2))
-                A[at] = self._operand(name, half).reshape(warps, LANES)
+                at = (slice(None), _ROW + 8 * (i % 2), _QUAD + 4 * (i // 2))
+                A[at] = self._tf32(name).reshape(warps, LANES)
             for i, name in enumerate(right):
-                at = (slice(None), 2 * _QUAD + half + 8 * i, _ROW)
-                B[at] = self._operand(name, half).reshape(warps, LANES)
+                B[:, _QUAD + 4 * i, _ROW] = self._tf32(name).reshape(warps, LANES)
+        else:
+            assert "m16n8k16" in parts
+            for half in range(2):
+                for i, name in enumerate(left):
+                    at = (slice(None), _ROW + 8 * (i % 2), 2 * _QUAD + half + 8 * (i // 2))
+                    A[at] = self._operand(name, half).reshape(warps, LANES)
+                for i, name in enumerate(right):
+                    at = (slice(None), 2 * _QUAD + half + 8 * i, _ROW)
+                    B[at] = self._operand(name, half).reshape(warps, LANES)
         for i, name in enumerate(c):
             C[:, _ROW + 8 * (i // 2), 2 * _QUAD + i % 2] = self._get(name, "f32").reshape(
                 warps, LANES

@@ -207,6 +207,7 @@ def test_power_series_inverses_break_on_similar_keys_and_halving_does_not() -> N
     data = case(CHAIN, "similar_keys")
     stable: tuple[InverseName, ...] = (
         "merged_tf32",
+        "merged8_tf32",
         "halving_fp32",
         "halving_tf32",
         "halving_fp16",

@@ -1,7 +1,7 @@
 """The building warpgroups of the fused kernel: chunks into the ring, as the scan wants them.
 
-A warp scales 8 tokens x 64 channels, a lane two of these, from inputs that it fetched itself a turn
-ahead.  Products are mma.sync on bf16 with fp32 sums; X comes from exact substitution in fp32.
+A warp scales 8 tokens x 64 channels from inputs that it fetched itself a turn ahead.  Products are
+mma.sync on bf16 with fp32 sums; X comes from exact 8 x 8 blocks in fp32, merged in tf32.
 """
 
 from __future__ import annotations
@@ -53,35 +53,47 @@ class Build(Steep, Load):
         st = own + (23552 + 8192 * self.plan.boundary)  # sums of halves, or exponentials of them
         number = group + 1
         full, empty, sums = (at + (self.plan.off_bar + 8 * stages * i) for i in range(3))
-        channel = half * 64 + lane * 2
+        channel = first_channel = half * 64 + lane * 2
+        if cutlass.const_expr(not self.plan.boundary):
+            first_channel = half * 64 + lane % 16 * 4
+            channel = first_channel + lane // 16 * 2
 
         pitch = H * HEAD
         first = (I64(row) * H + h) * HEAD
         if cutlass.const_expr(not self.plain_rows):
             first, pitch = self.origin(K, G, row, h)
+        cursor = self.cursor(Q, K, V, G, group, first, tokens, half, lane, pitch)
         beta = self.no_strength
+        rows = end - row - group * BT
         if group < count:
-            rows = end - row - group * BT
-            self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch)
-            self.fetch_values(V, group, rows, first, sv, half, tokens, lane, pitch)
-            if lane < min(rows, BT):
-                beta = self.strength(B, row + group * BT + lane, h)
+            self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch, cursor)
+            if w == 0:
+                beta = self.strengths(B, row + group * BT, min(rows, BT), h, lane)
+        cute.arch.cp_async_commit_group()
+        if group < count and tokens == 1:
+            self.fetch_values(V, group, rows, first, sv, half, lane, pitch, cursor)
+        cute.arch.cp_async_commit_group()
         s, parity = I32(group), I32(0)  # stage of chunk c and how often the ring went round, mod 2
         for c in cutlass.range(group, count + 1, groups, unroll=1):
             stage = at + s * self.plan.stage
             ops.bar_wait(empty + 8 * s, parity ^ 1)
             mine, steep = [F32(0.0), F32(0.0)], I32(0)
+            later = c + groups
+            rows = end - row - later * BT
+            if cutlass.const_expr(self.plain_rows):
+                step = I64(pitch) * (2 * BT * groups)
+                cursor = (cursor[0] + 2 * step, cursor[1] + step, *cursor[2:])
             if c < count:
-                cute.arch.cp_async_wait_group(0)
-                if tokens == 0 and half == 0:
-                    if lane < BT:
-                        op.store_f32(sb + lane * 4, self.activated(beta))
+                cute.arch.cp_async_wait_group(1)  # all but the values
+                if w == 0:
+                    op.store_f32(sb + lane * 4, self.activated(beta))  # there is room for 32
                 ops.sync_warp()
                 if cutlass.const_expr(self.options.raw_gate):
                     self.blank(sg, end - row - c * BT, tokens, half, lane)
                 if cutlass.const_expr(self.options.l2norm):
                     self.squares(sk, sq, sb, tokens, half, lane)
-                active = self.gate_constants(G, h, channel)
+                width = 2 if self.plan.boundary else 4
+                active = self.gate_constants(G, h, first_channel, width)
                 if cutlass.const_expr(self.plan.boundary):
                     mine, steep = self.boundary_rows(
                         sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active
@@ -98,7 +110,7 @@ class Build(Steep, Load):
                 if steep > 0:
                     self.steep_chunk(
                         G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
-                        tokens, half, w, lane,
+                        channel, tokens, half, w, lane,
                     )  # fmt: skip
                     mine = [F32(0.0), F32(0.0)]  # its state is held at its start
                 else:
@@ -109,16 +121,14 @@ class Build(Steep, Load):
                     tile = self.score_tile(stage, sp, w, lane)
                     self.keep_scores(tile, stage, sl, sb, scale, w, lane)
                 ops.sync_warp()  # the inputs are read
-                later = c + groups
-                rows = end - row - later * BT
                 if later < count:
-                    self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch)
-                    beta = self.no_strength
-                    if lane < min(rows, BT):
-                        beta = self.strength(B, row + later * BT + lane, h)
+                    self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch, cursor)
+                    if w == 0:
+                        beta = self.strengths(B, row + later * BT, min(rows, BT), h, lane)
+                cute.arch.cp_async_commit_group()
                 ops.sync_group(number)
-                if w == 3:
-                    self.substitute(sl, sx, sb, lane)
+                if w == group:  # not the same one in each group: it weighs on one scheduler
+                    self.invert(sl, sx, sb, lane)
             if (
                 cutlass.const_expr(not self.plan.boundary) and tokens == 0
             ):  # decay from the last chunk's middle to this one's
@@ -130,127 +140,141 @@ class Build(Steep, Load):
                     ops.bar_wait(sums + 8 * before, before_parity)
                     last = op.load_f32x2(at + before * 512 + channel * 4, self.plan.off_sum)
                     total = [total[i] + last[i] for i in range(2)]
-                place = channel // 16 * 16 + channel // 2 % 4 * 4 + channel // 8 % 2 * 2
+                x = ops.opaque(channel)  # not worth a register
+                place = x // 16 * 16 + x // 2 % 4 * 4 + x // 8 % 2 * 2
                 op.store_f32x2(
                     stage + place * 4, op.exp2(total[0]), op.exp2(total[1]), layout.off_e
                 )
             if c < count:
+                cute.arch.cp_async_wait_group(1)  # the values
                 ops.sync_group(number)
                 if cutlass.const_expr(self.plan.boundary):
                     self.apply_boundary(stage, sx, sv, st, steep, w, lane)
                 else:
                     self.apply_middle(stage, sx, sv, w, lane)
-                later = c + groups
-                if later < count:
-                    self.fetch_values(
-                        V, later, end - row - later * BT, first, sv, half, tokens, lane, pitch
-                    )
             ops.fence_async()
             ops.sync_warp()
             if lane == 0:
                 ops.bar_arrive(full + 8 * s)
+            if later < count and tokens == 1:
+                self.fetch_values(V, later, rows, first, sv, half, lane, pitch, cursor)
+            cute.arch.cp_async_commit_group()
             s = s + groups
             if s >= stages:
                 s = s - stages
                 parity = parity ^ 1
 
+    def cursor(self, Q, K, V, G, c, first, tokens, half, lane, pitch):
+        """Addresses of a lane's first 16 bytes of gates and keys of chunk ``c``, and how far from
+        those of the keys queries and values are; plain rows only.
+
+        Keys, queries and values lie alike, but values are those of all tokens.
+        """
+        if not self.plain_rows:
+            return ()
+        first = first + I64(c * BT) * pitch
+        g_at = (first + I64(tokens * 8 + lane // 16) * pitch) * 4 + (half * 256 + lane % 16 * 16)
+        k_at = (first + I64(tokens * 8 + lane // 8) * pitch) * 2 + (half * 128 + lane % 8 * 16)
+        keys = K.iterator.toint()
+        return (
+            G.g.iterator.toint() + g_at,
+            keys + k_at,
+            Q.iterator.toint() - keys,
+            V.iterator.toint() - keys - I64(pitch) * (8 * 2),
+        )
+
     @cute.jit
-    def fetch(self, Q, K, G, c, rows, first, own, tokens, half, lane, pitch):
+    def fetch(self, Q, K, G, c, rows, first, own, tokens, half, lane, pitch, cursor):
         """Gates, keys and queries of chunk ``c``, of which ``rows`` are left; the rest are 0.
 
-        A warp copies what it alone will read, in pieces of 16 bytes.  Addresses are made anew each
-        time, from a lane number that the compiler cannot hoist: registers are what is short here.
+        A warp copies what it alone will read, in pieces of 16 bytes.
         """
         if cutlass.const_expr(not self.plain_rows):
             self.fetch_rows(Q, K, G, c, rows, first, own, tokens, half, lane, pitch)
         else:
-            self.fetch_plain(Q, K, G.g, c, rows, first, own, tokens, half, lane, pitch)
+            g_at, k_at, to_q, _ = cursor
+            lane = ops.opaque(lane)  # targets are found anew each time: registers are short
+            g_row, k_row = tokens * 8 + lane // 16, tokens * 8 + lane // 8
+            g_dst = own + g_row * 512 + (half * 256 + lane % 16 * 16)
+            k_dst = own + 8192 + k_row * 256 + (half * 128 + lane % 8 * 16)
+            step = I64(pitch) * 8
+            if rows >= BT:
+                for i in cutlass.range_constexpr(4):
+                    ops.copy16_whole(g_dst, g_at + step * i, 2 * i * 512)
+                for i in cutlass.range_constexpr(2):
+                    ops.copy16_whole(k_dst, k_at + step * i, 4 * i * 256)
+                    ops.copy16_whole(k_dst, k_at + to_q + step * i, 4096 + 4 * i * 256)
+            else:
+                for i in cutlass.range_constexpr(4):
+                    size = op.select(g_row + 2 * i < rows, I32(16), I32(0))
+                    ops.copy16(g_dst, g_at + step * i, size, 2 * i * 512)
+                for i in cutlass.range_constexpr(2):
+                    size = op.select(k_row + 4 * i < rows, I32(16), I32(0))
+                    ops.copy16(k_dst, k_at + step * i, size, 4 * i * 256)
+                    ops.copy16(k_dst, k_at + to_q + step * i, size, 4096 + 4 * i * 256)
 
     @cute.jit
-    def fetch_plain(self, Q, K, G, c, rows, first, own, tokens, half, lane, pitch):
-        """:meth:`fetch` of contiguous tensors."""
-        lane = ops.opaque(lane)
-        g_row, k_row = tokens * 8 + lane // 16, tokens * 8 + lane // 8
-        g_col, k_col = half * 256 + lane % 16 * 16, half * 128 + lane % 8 * 16
-        g_dst, k_dst = own + g_row * 512 + g_col, own + 8192 + k_row * 256 + k_col
-        q_dst = k_dst + 4096
-        g_at = G.iterator.toint() + (first + I64(c * BT + g_row) * pitch) * 4 + g_col
-        off = (first + I64(c * BT + k_row) * pitch) * 2 + k_col
-        k_at, q_at = K.iterator.toint() + off, Q.iterator.toint() + off
-        if rows >= BT:
-            for i in cutlass.range_constexpr(4):
-                ops.copy16_whole(g_dst, op.mad_wide(pitch, I32(8 * i), g_at), 2 * i * 512)
-            for i in cutlass.range_constexpr(2):
-                ops.copy16_whole(k_dst, op.mad_wide(pitch, I32(8 * i), k_at), 4 * i * 256)
-                ops.copy16_whole(q_dst, op.mad_wide(pitch, I32(8 * i), q_at), 4 * i * 256)
-        else:
-            for i in cutlass.range_constexpr(4):
-                size = op.select(g_row + 2 * i < rows, I32(16), I32(0))
-                ops.copy16(g_dst, op.mad_wide(pitch, I32(8 * i), g_at), size, 2 * i * 512)
-            for i in cutlass.range_constexpr(2):
-                size = op.select(k_row + 4 * i < rows, I32(16), I32(0))
-                ops.copy16(k_dst, op.mad_wide(pitch, I32(8 * i), k_at), size, 4 * i * 256)
-                ops.copy16(q_dst, op.mad_wide(pitch, I32(8 * i), q_at), size, 4 * i * 256)
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def fetch_values(self, V, c, rows, first, sv, half, tokens, lane, pitch):
+    def fetch_values(self, V, c, rows, first, sv, half, lane, pitch, cursor):
         """Values of chunk ``c``, by the warp that will multiply them."""
         if cutlass.const_expr(not self.plain_rows):
-            self.fetch_value_rows(V, c, rows, first, sv, half, tokens, lane, pitch)
-        elif tokens == 1:
+            self.fetch_value_rows(V, c, rows, first, sv, half, lane, pitch)
+        else:
+            v_at = cursor[1] + cursor[3]
             lane = ops.opaque(lane)
             row = lane // 8
-            source = (
-                V.iterator.toint()
-                + (first + I64(c * BT + row) * pitch) * 2
-                + half * 128
-                + lane % 8 * 16
-            )
             dst = sv + half * 2048 + row * 128 + ((lane % 8) ^ row) * 16
             for i in cutlass.range_constexpr(4):
                 size = op.select(row + 4 * i < rows, I32(16), I32(0))
-                ops.copy16(
-                    dst ^ (64 * (i % 2)), op.mad_wide(pitch, I32(8 * i), source), size, 4 * i * 128
-                )
-            cute.arch.cp_async_commit_group()
+                ops.copy16(dst ^ (64 * (i % 2)), v_at + I64(pitch) * (8 * i), size, 4 * i * 128)
 
     @cute.jit
     def middle_rows(self, sg, sk, sq, stage, s, at, tokens, half, channel, lane, active):
-        """kR, qR and kC of 8 tokens in a lane's two channels; returns the sum of their gates.
+        """kR, qR and kC of a warp's 8 tokens; returns the gate sums of a lane's two channels.
 
-        In a steep chunk right where exponents are not positive: the rows of its second half and
-        the columns of its first.
+        A lane scales 4 tokens x 4 channels: half as many accesses to shared memory as with two
+        channels, for four exchanges with the lane that has the other tokens.
         """
         layout = self.plan.layout
-        gates, total = [], [F32(0.0), F32(0.0)]
-        source = self.gate_source(sg, tokens, channel)
-        for r in cutlass.range_constexpr(8):
-            total = self.add_gates(self.load_gates(source, r), active, total)
-            gates.append(tuple(total))
+        late, quad = lane // 16, lane % 16
+        gates, own = [], [F32(0.0) for _ in range(4)]
+        source = self.gate_source(sg, tokens, half * 64 + quad * 4)
+        source = source + late * (4 * HEAD * self.options.gate_bytes)
+        for r in cutlass.range_constexpr(4):
+            own = self.add_gates(self.load_gates(source, r, 4), active, own)
+            gates.append(tuple(own))
+        other = [cute.arch.shuffle_sync_bfly(x, offset=16) for x in own]
+        both = [own[i] + other[i] for i in range(4)]
+        total = [op.select(late > 0, both[2 + i], both[i]) for i in range(2)]
         if tokens == 1:
             op.store_f32x2(at + s * 512 + channel * 4, total[0], total[1], self.plan.off_sum)
         # Sums count from the middle: back from it in the first half, on from it in the second.
-        middle = [op.select(tokens == 0, x, F32(0.0)) for x in total]
-        k_at, q_at = sk + tokens * 2048 + channel * 2, sq + tokens * 2048 + channel * 2
+        shift = []
+        for i in cutlass.range_constexpr(4):
+            back = op.select(late > 0, own[i], both[i])
+            on = op.select(late > 0, other[i], F32(0.0))
+            shift.append(op.select(tokens == 0, -back, on))
+        first = tokens * 8 + late * 4
+        k_at = sk + first * 256 + (half * 128 + quad * 8)
+        q_at = k_at + (sq - sk)
+        place = tokens * 1024 + late * 512 + ((quad * 8) ^ (late * 64))
+        wide = stage + half * layout.block_q + place
+        thin = stage + half * (BT * 128) + place
         keys, queries = [], []
-        wide = stage + half * layout.block_q + tokens * 1024 + lane * 4
-        thin = stage + half * (BT * 128) + tokens * 1024 + lane * 4
-        for r in cutlass.range_constexpr(8):
-            if cutlass.const_expr(
-                r % 4 == 0
-            ):  # half of them at once: their latency, and not too many registers
-                keys = [ops.load_shared32(k_at, (r + i) * 256) for i in range(4)]
-                queries = [ops.load_shared32(q_at, (r + i) * 256) for i in range(4)]
-            k, q = op.unpack(keys[r % 4]), op.unpack(queries[r % 4])
-            x = [gates[r][i] - middle[i] for i in range(2)]
+        for r in cutlass.range_constexpr(4):
+            if cutlass.const_expr(r % 2 == 0):  # of two tokens at once: latency, and registers
+                keys = [ops.load_shared64(k_at, (r + i) * 256) for i in range(2)]
+                queries = [ops.load_shared64(q_at, (r + i) * 256) for i in range(2)]
+            k, q = (
+                [x for word in words[r % 2] for x in op.unpack(word)] for words in (keys, queries)
+            )
+            x = [gates[r][i] + shift[i] for i in range(4)]
             up = [op.exp2(y) for y in x]
             down = [op.exp2(-y) for y in x]
-            op.store32(wide ^ (r << 4), op.pack(k[0] * up[0], k[1] * up[1]), r * 128)
-            op.store32(wide ^ (r << 4), op.pack(q[0] * up[0], q[1] * up[1]), layout.off_q + r * 128)
-            op.store32(
-                thin ^ (r << 4), op.pack(k[0] * down[0], k[1] * down[1]), layout.off_k + r * 128
-            )
+            there, column = (wide ^ (r << 4)), (thin ^ (r << 4))
+            pairs = lambda a, b: [op.pack(a[i] * b[i], a[i + 1] * b[i + 1]) for i in (0, 2)]
+            ops.store_shared64(there, pairs(k, up), r * 128)
+            ops.store_shared64(there, pairs(q, up), layout.off_q + r * 128)
+            ops.store_shared64(column, pairs(k, down), layout.off_k + r * 128)
         return total
 
     @cute.jit
@@ -396,15 +420,15 @@ class Build(Steep, Load):
         )
         left = [x ^ sign for x in left]
         row = lane % 8 + lane // 8 % 2 * 8
+        places = [row * 128 + (((2 * slab + lane // 16) ^ (lane % 8)) << 4) for slab in range(4)]
+        slabs = [op.ldmatrix(source + place, transpose=True) for place in places]
+        ops.sync_warp()  # W replaces its source
         for slab in cutlass.range_constexpr(4):
-            place = row * 128 + (((2 * slab + lane // 16) ^ (lane % 8)) << 4)
-            right = op.ldmatrix(source + place, transpose=True)
-            ops.sync_warp()
-            out = []
+            right, out = slabs[slab], []
             for i in cutlass.range_constexpr(2):
                 acc = op.mma(op.zeros(), left, right[2 * i : 2 * i + 2])
                 out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
-            op.stmatrix(target + place, out)
+            op.stmatrix(target + places[slab], out)
 
     def factor(self, sx, w):
         """Where X diag(beta) lies that a warp multiplies by: keys not normalised, U has its own."""
@@ -412,27 +436,71 @@ class Build(Steep, Load):
             return sx
         return op.select(w > 1, sx - SECOND_X, sx)
 
-    def substitute(self, sl, sx, sb, lane):
-        """X diag(beta) of one 16 x 16 block by exact forward substitution, a lane a column, twice.
+    def factors(self, sb, col):
+        """What a column of X is multiplied by, and how far before X diag(beta) that is kept.
 
-        With l2norm the second lane of a column leaves it for values, the first for keys.
+        With l2norm there are two: for keys, and for values.
         """
-        col = lane % 16
-        x = [op.select(col == 0, F32(1.0), F32(0.0))]
-        for i in range(1, 16):
+        beta = op.load_f32(sb + col * 4)
+        if not self.options.l2norm:
+            return [(beta, 0)]
+        rho = ops.rsqrt(self.square(sb, col, 0))
+        return [(beta * (rho * rho), 0), (beta * rho, SECOND_X)]
+
+    def invert(self, sl, sx, sb, lane):
+        """X diag(beta) of a chunk, by one warp.
+
+        Two blocks of 8 x 8 by exact forward substitution, a lane a column, twice; the third is
+        -X22 L21 X11 with tf32 operands.  Every intermediate is an entry of the answer, so nothing
+        cancels.
+        """
+        lane = ops.opaque(lane)
+        block, j = lane // 8 % 2, lane % 8
+        home = sl + block * (8 * LOWER_PITCH * 4 + 8 * 4)
+        x = [op.select(j == 0, F32(1.0), F32(0.0))]
+        for i in range(1, 8):
             row = []
             for k in range(0, i, 4):
-                row += op.load_f32x4(sl, (i * LOWER_PITCH + k) * 4)
-            value = op.select(col == i, F32(1.0), F32(0.0))
+                row += op.load_f32x4(home, (i * LOWER_PITCH + k) * 4)
+            value = op.select(j == i, F32(1.0), F32(0.0))
             for k in range(i):
                 value = op.fma(row[k], -x[k], value)
             x.append(value)
-        beta = op.load_f32(sb + col * 4)
+        # The blocks' columns in fp32, behind L, for other lanes to read.
+        columns = sl + BT * LOWER_PITCH * 4
+        for i in range(0, 8, 4):
+            op.store_f32x4(columns + lane % 16 * 32, x[i : i + 4], i * 4)
+        ops.sync_warp()
+        # The left operands' rows 8 to 15 stay 0.  The order of a summation index is free: that of
+        # the second product is what the first one leaves in a lane.
+        t, r = lane % 4, lane // 4
+        zero = F32(0.0)
+        left = [op.load_f32(columns + 256 + t * 32 + r * 4, 128 * i) for i in range(2)]
+        place = sl + (t * LOWER_PITCH + r) * 4
+        right = [op.load_f32(place, (8 + 4 * i) * LOWER_PITCH * 4) for i in range(2)]
+        inner = op.mma_tf32(
+            op.zeros(),
+            [op.to_tf32(left[0]), zero, op.to_tf32(left[1]), zero],
+            [op.to_tf32(y) for y in right],
+        )
+        right = op.load_f32x2(columns + r * 32 + t * 8)
+        out = op.mma_tf32(
+            op.zeros(),
+            [op.to_tf32(inner[0]), zero, op.to_tf32(inner[1]), zero],
+            [op.to_tf32(y) for y in right],
+        )
+        ops.sync_warp()  # with l2norm, the second X replaces the columns
+        own = self.factors(sb, lane % 16)
+        scale, target = own[0][0], sx
         if self.options.l2norm:
-            rho = ops.rsqrt(self.square(sb, col, 0))
-            beta = beta * op.select(lane < 16, rho * rho, rho)
-            sx = op.select(lane < 16, sx, sx - SECOND_X)
-        for i in range(16):
-            scaled = x[i] * beta
-            place = i * 32 + ((col // 8) ^ (i // 4 % 2)) * 16 + col % 8 * 2
-            op.store_bf16(sx + place, scaled)
+            scale = op.select(lane < 16, scale, own[1][0])
+            target = op.select(lane < 16, sx, sx - SECOND_X)
+        for i in range(8):
+            place = (block * 8 + i) * 32 + (block ^ (i // 4)) * 16 + j * 2
+            op.store_bf16(target + place, x[i] * scale)
+        place = sx + r * 32 + (r // 4) * 16 + t * 4
+        pairs = zip(self.factors(sb, t * 2), self.factors(sb, t * 2 + 1), strict=True)
+        for (first, back), (second, _) in pairs:
+            there = place - back
+            op.store32(there, op.pack(-out[0] * first, -out[1] * second), 8 * 32)
+            op.store32(there ^ 16, I32(0))  # rows 0 to 7 above the diagonal block

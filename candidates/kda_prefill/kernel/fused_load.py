@@ -102,22 +102,19 @@ class Load:
                 valid = op.select(r + i * at_once < rows, I32(16), I32(0))
                 here = op.mad_wide(step, I32(i), source)
                 ops.copy16(target, here, valid, i * at_once * HEAD * size)
-        cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def fetch_value_rows(self, V, c, rows, row, sv, half, tokens, lane, heads):
+    def fetch_value_rows(self, V, c, rows, row, sv, half, lane, heads):
         """As :meth:`.fused_build.Build.fetch_values`, whatever the strides."""
-        if tokens == 1:
-            lane = ops.opaque(lane)
-            r = lane // 8
-            source = self.row_at(V, row + (c * BT + r), heads[0]) + I64(half * 128 + lane % 8 * 16)
-            dst = sv + half * 2048 + r * 128 + ((lane % 8) ^ r) * 16
-            step = I32(V.stride[0]) * 8
-            for i in cutlass.range_constexpr(4):
-                valid = op.select(r + 4 * i < rows, I32(16), I32(0))
-                here = op.mad_wide(step, I32(i), source)
-                ops.copy16(dst ^ (64 * (i % 2)), here, valid, 4 * i * 128)
-            cute.arch.cp_async_commit_group()
+        lane = ops.opaque(lane)
+        r = lane // 8
+        source = self.row_at(V, row + (c * BT + r), heads[0]) + I64(half * 128 + lane % 8 * 16)
+        dst = sv + half * 2048 + r * 128 + ((lane % 8) ^ r) * 16
+        step = I32(V.stride[0]) * 8
+        for i in cutlass.range_constexpr(4):
+            valid = op.select(r + 4 * i < rows, I32(16), I32(0))
+            here = op.mad_wide(step, I32(i), source)
+            ops.copy16(dst ^ (64 * (i % 2)), here, valid, 4 * i * 128)
 
     @cute.jit
     def prefetch_row(self, Q, K, V, G, row, heads, lane):
@@ -150,11 +147,15 @@ class Load:
             return by, bias, G.bound * LOG2E, None
         return by, bias, -slope, ops.rcp(slope) * F32(-LOWEST_BOUND * LOG2E)
 
-    def load_gates(self, source, r):
-        """A lane's two numbers of token ``r`` of its warp."""
+    def load_gates(self, source, r, count=2):
+        """A lane's two or four neighbouring numbers, ``r`` tokens on."""
         if self.options.gate_bytes == 2:
-            return op.unpack(ops.load_shared32(source, r * 2 * HEAD))
-        return op.load_f32x2(source, r * 4 * HEAD)
+            load = ops.load_shared32 if count == 2 else ops.load_shared64
+            words = load(source, r * 2 * HEAD)
+            words = [words] if count == 2 else words
+            return [x for word in words for x in op.unpack(word)]
+        load = op.load_f32x2 if count == 2 else op.load_f32x4
+        return load(source, r * 4 * HEAD)
 
     def add_gates(self, x, constants, total):
         """``total`` and the gates made of ``x``, in units of ln 2; below LOWEST_BOUND as that."""
@@ -199,6 +200,12 @@ class Load:
     def strength(self, B, row, h):
         """beta of one token, or its logit."""
         return F32(B[row, h])
+
+    def strengths(self, B, row, rows, h, lane):
+        """Those of a chunk, of which ``rows`` are left, a lane a token; nobody diverges."""
+        inside = lane < rows
+        beta = self.strength(B, row + op.select(inside, lane, I32(0)), h)
+        return op.select(inside, beta, self.no_strength)
 
     @property
     def no_strength(self):

@@ -11,15 +11,18 @@ __all__ = [
     "bar_arrive",
     "bar_init",
     "bar_wait",
+    "copy4",
     "copy16",
     "copy16_whole",
     "fence_async",
     "load_shared32",
+    "load_shared64",
     "log2",
     "opaque",
     "rcp",
     "rsqrt",
     "sqrt",
+    "store_shared64",
     "sync_group",
     "sync_group_below",
     "sync_warp",
@@ -80,6 +83,11 @@ def copy16(address, source, size, at=0):
     )
 
 
+def copy4(address, source, size):
+    """Global to shared, 4 bytes, or 0 where ``size`` is 0."""
+    op.ptx("cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2};", inputs=[address, source, size])
+
+
 def sqrt(x):
     """Fast square root."""
     return op.ptx("sqrt.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
@@ -108,6 +116,16 @@ def load_shared32(address, at=0):
 def copy16_whole(address, source, at=0):
     """Global to shared, 16 bytes."""
     op.ptx(f"cp.async.cg.shared.global [{{$r0}}+{at}], [{{$r1}}], 16;", inputs=[address, source])
+
+
+def load_shared64(address, at=0):
+    """Eight bytes of shared memory, as two registers."""
+    return op.ptx(f"ld.shared.v2.b32 {{{{$w0}}, {{$w1}}}}, [{{$r0}}+{at}];", [I32] * 2, [address])
+
+
+def store_shared64(address, words, at=0):
+    """Two registers to shared memory."""
+    op.ptx(f"st.shared.v2.b32 [{{$r0}}+{at}], {{{{$r1}}, {{$r2}}}};", inputs=[address, *words])
 
 
 def opaque(x):

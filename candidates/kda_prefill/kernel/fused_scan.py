@@ -59,7 +59,6 @@ class Scanning(Load):
         b_sl = lambda order, rows, k: sm90.make_smem_layout_b(order, (64, rows, k), BF16, 1)
         sWQ, sA = view(0, b_sl(ROW, 2 * BT, HEAD)), view(layout.off_a, b_sl(ROW, BT, BT))
         sK = view(layout.off_k, b_sl(COL, HEAD, BT))
-        sU = view(layout.common, sm90.make_smem_layout_epi(BF16, COL, (HEAD, BT), 1))
         sO = cute.make_tensor(
             (base + self.plan.off_o // 2).align(128),
             cute.make_layout(((16, SCAN_WARPS), BT), stride=((1, PITCH * BT), PITCH)),
@@ -69,7 +68,6 @@ class Scanning(Load):
         thr_t, thr_w, thr_s = mma_t.get_slice(t), mma_w.get_slice(t), mma_s.get_slice(t)
         frag = lambda mma, thr, x: mma.make_fragment_B(thr.partition_B(x))  # descriptors
         rW, rK, rA = frag(mma_w, thr_w, sWQ), frag(mma_s, thr_s, sK), frag(mma_t, thr_t, sA)
-        sUw = cute.local_tile(sU, (64, BT), (wg, 0, None))
 
         acc = lambda mma, cols: cute.make_rmem_tensor(mma.partition_shape_C((64, cols)), F32)
         a_op = lambda k: cute.make_rmem_tensor(mma_t.partition_shape_A((64, k)), BF16)
@@ -78,13 +76,13 @@ class Scanning(Load):
         accV = cute.make_tensor(accW.iterator, accO.layout)
         accQ = cute.make_tensor(accW.iterator + BT // 2, accO.layout)
         u, o = [cute.make_rmem_tensor(accV.layout, BF16) for _ in range(2)]
-        ld = cute.make_tiled_copy_C(
-            cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), BF16), mma_t
-        )
+        factors = cute.make_rmem_tensor(HEAD // 4, F32)
         sto = cute.make_tiled_copy_C(
             cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), BF16), mma_t
         )
-        ld_s = ld.get_slice(t).partition_S(sUw)
+        # A lane names a token of one of four 8 x 8 matrices of U, which stands transposed.
+        token, piece = t % 8 + t % 32 // 16 * 8, t // 32 * 2 + t % 16 // 8
+        u_at = at + wg * (BT * 128) + token * 128 + ((piece ^ (token % 8)) << 4)
         st_d = sto.get_slice(t).partition_D(cute.local_tile(sO, (64, BT), (wg, 0)))
         # O leaves warp by warp: a lane takes token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
         tok, v = t % 8 + t % 32 // 16 * 8, t % 32 // 8 % 2 * 8
@@ -111,21 +109,22 @@ class Scanning(Load):
         s = I32(0)
         phase = I32(0)
         ops.bar_wait(full, I32(0))
-        cute.copy(ld, ld_s[None, None, None, 0], ld.retile(u))
+        self.load_values(u_at, u)
         widen(u, accV)
+        self.load_decay(e_at, factors)
+        steep = self.steepness(at)
         accO.store(accV.load())  # any value but a constant, as in zero()
         for _ in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(BT // 2):
                 accQ[i] = op.ptx("mov.f32 {$w0}, 0f00000000;", [F32])
-            steep = I32(0)
             if cutlass.const_expr(not self.plan.boundary):
-                steep = ops.load_shared32(at + s * 4, self.plan.off_steep)
-                steep = cute.arch.make_warp_uniform(steep)
-                self.decay(e_at + s * self.plan.stage, accS)
+                decay(factors, accS)
             narrow(accS, aS)
             if cutlass.const_expr(not self.plan.boundary):
                 if steep > 0:  # held at its start: decays between what it reads and what it adds
-                    self.decay(at + (self.plan.off_end - layout.off_e) + t % 4 * 16 + s * 512, accS)
+                    ends = at + (self.plan.off_end - layout.off_e) + t % 4 * 16 + s * 512
+                    self.load_decay(ends, factors)
+                    decay(factors, accS)
             warpgroup.fence()
             for kb in cutlass.range_constexpr(HEAD // 16):  # Vn^T on top of U^T | S Q^T
                 cute.gemm(mma_w, accW, aS[None, None, kb], rW[None, None, kb, s], accW)
@@ -133,7 +132,7 @@ class Scanning(Load):
             if cutlass.const_expr(self.plan.boundary):
                 cute.arch.sync_warp()  # keeps what follows behind the products
                 warpgroup.wait_group(1)
-                self.decay(e_at + s * self.plan.stage, accS)
+                decay(factors, accS)
             warpgroup.wait_group(1)  # O of the last chunk
             narrow(accO, o)
             warpgroup.wait_group(0)
@@ -155,7 +154,10 @@ class Scanning(Load):
                 s = I32(0)
                 phase = phase ^ 1
             ops.bar_wait(full + 8 * s, phase)
-            cute.copy(ld, ld_s[None, None, None, s], ld.retile(u))
+            shift = s * self.plan.stage
+            self.load_values(u_at + shift, u)
+            self.load_decay(e_at + shift, factors)  # while S's product runs
+            steep = self.steepness(at + s * 4)
             widen(u, accV)
             self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
             o_at = o_at + o_step
@@ -169,17 +171,28 @@ class Scanning(Load):
         if cutlass.const_expr(S is not None):
             if last:
                 if cutlass.const_expr(not self.plan.boundary):
-                    self.decay(e_at + s * self.plan.stage, accS)
+                    decay(factors, accS)
                 store_state(accS, state(S))
 
-    def decay(self, place, accS):
-        """Scale the key channels of the state by what stands in a stage."""
+    def load_values(self, place, u):
+        """A lane's elements of U^T, from a stage."""
+        words = cute.recast_tensor(u, I32)
+        values = op.ldmatrix(place, self.plan.layout.common, transpose=True)
+        for i in range(4):
+            words[i] = values[i]
+
+    def steepness(self, place):
+        """Whether the chunk of a stage is steep, for all lanes; in the middle frame."""
+        if self.plan.boundary:
+            return I32(0)
+        return cute.arch.make_warp_uniform(ops.load_shared32(place, self.plan.off_steep))
+
+    def load_decay(self, place, factors):
+        """What the key channels of a lane's accumulators decay by, from a stage."""
         for j in range(8):
             values = op.load_f32x4(place, self.plan.layout.off_e + 64 * j)
             for i in range(4):
-                for r in range(2):
-                    at = (2 * j + i // 2) * 4 + 2 * r + i % 2
-                    accS[at] = accS[at] * values[i]
+                factors[4 * j + i] = values[i]
 
     @cute.jit
     def emit(self, row, end, o, sto, st_d, o_s, at):
@@ -210,6 +223,14 @@ def store_state(acc, target):
     narrow_one = cute.make_rmem_tensor(acc.layout, target.element_type)
     narrow_one.store(acc.load().to(target.element_type))
     cute.autovec_copy(narrow_one, target)
+
+
+def decay(factors, accS):
+    """Scale the key channels of the state."""
+    for j in range(HEAD // 4):
+        for r in range(2):
+            at = j // 2 * 4 + 2 * r + j % 2
+            accS[at] = accS[at] * factors[j]
 
 
 def below(row, end, values, at):

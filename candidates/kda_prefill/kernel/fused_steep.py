@@ -32,22 +32,23 @@ LOG2E = math.log2(math.e)
 class Steep:
     """The part of the fused kernel that builds steep chunks.
 
-    A lane has two channels of 8 tokens throughout, as in :class:`.fused_build.Build`.
+    A lane has two channels of 8 tokens throughout.
     """
 
     plan: FusedPlan
 
     @cute.jit
     def steep_chunk(
-        self, G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine, tokens,
-        half, w, lane,
+        self, G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
+        channel, tokens, half, w, lane,
     ):  # fmt: skip
         """L, Aqk, Khat, Qhat, Kbar and decay, from the inputs and operands anchored at the middle.
 
-        ``mine`` is the sum of the gates of the warp's half.
+        ``mine`` is the sum of the gates of the warp's half, of a lane's two channels from
+        ``channel`` on.
         """
         tokens, half, lane = (op.anew(x, lane) for x in (tokens, half, lane))
-        op.store_f32x2(st + tokens * 512 + half * 256 + lane * 8, mine[0], mine[1])
+        op.store_f32x2(st + tokens * 512 + channel * 4, mine[0], mine[1])
         across = self.score_tile(stage, sp, w, lane)
         ops.sync_group(number)
         active = self.gate_constants(G, h, half * 64 + lane * 2)

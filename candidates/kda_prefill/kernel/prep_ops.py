@@ -80,6 +80,13 @@ def store_f32x2(address, x, y, at=0):
     ptx(f"st.shared.v2.f32 [{{$r0}}+{at}], {{{{$r1}}, {{$r2}}}};", inputs=[address, x, y])
 
 
+def store_f32x4(address, values, at=0):
+    ptx(
+        f"st.shared.v4.f32 [{{$r0}}+{at}], {{{{$r1}}, {{$r2}}, {{$r3}}, {{$r4}}}};",
+        inputs=[address, *values],
+    )
+
+
 def store_zero16(address, at=0):
     """Clear 16 bytes."""
     ptx(
