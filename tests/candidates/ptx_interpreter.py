@@ -242,7 +242,9 @@ class Cta:
             if self.order is not None:
                 chosen = ready & (warp == self.order.choice(list(np.unique(warp[ready]))))
             here = int(at[chosen].min())
-            mask = ready & (at == here)
+            # Lanes that have left a branch wait for those of their warp that are still inside.
+            last = np.where(ready, at, here + 1).reshape(-1, LANES).min(1).repeat(LANES)
+            mask = ready & (at == here) & (last == here)
             if here >= len(self.program.instructions):
                 done |= mask
                 progress = True
