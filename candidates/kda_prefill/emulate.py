@@ -11,6 +11,7 @@ Knows operands and schedules; must not know of oracles, tolerances or the DSL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -348,8 +349,15 @@ def _steep(view: KdaSchedule, x: _Chunks) -> Tensor:
     """Which chunks PREP makes the scores of another way, ``[C, H]``."""
     if view.rule == "halving" or not bears_any_gate(view):
         return torch.zeros(x.g.shape[:2], dtype=torch.bool)
-    halves = x.g.unflatten(2, (-1, view.window // 2)).sum(3)
-    return (halves < STEEP_WINDOW).flatten(2).any(-1)
+    halves = split_tokens(x.g, view.window // 2).sum(3)
+    steep: Tensor = (halves < STEEP_WINDOW).flatten(2).any(-1)
+    return steep
+
+
+def split_tokens(x: Tensor, *sizes: int) -> Tensor:
+    """``[C, H, BT, K]`` with the axis of tokens split: the last axes of them have ``sizes``."""
+    first = x.shape[2] // math.prod(sizes)
+    return x.reshape(*x.shape[:2], first, *sizes, x.shape[-1])
 
 
 def inside_exponents(g: Tensor) -> Tensor:
@@ -357,7 +365,7 @@ def inside_exponents(g: Tensor) -> Tensor:
 
     ``g`` and what is returned are ``[C, H, BT, K]``.
     """
-    gates = g.clamp(min=SINGLE_FLOOR).unflatten(2, (-1, 2, _GROUP // 2))
+    gates = split_tokens(g.clamp(min=SINGLE_FLOOR), 2, _GROUP // 2)
     # The anchor stands behind the fourth token: the first one's own gate is outside.
     before, after = (
         torch.where(x.sum(-2, keepdim=True) < RUN, x.clamp(min=RUN_FLOOR), x)
@@ -371,7 +379,7 @@ def _score_steep(view: KdaSchedule, x: _Chunks, steep: Tensor, aqk: Tensor, akk:
     """Replace what lies inside half a window in the scores of steep chunks."""
     group = torch.arange(view.bt) // _GROUP
     apart = group[:, None] ^ group
-    groups = x.g.unflatten(2, (-1, _GROUP))
+    groups = split_tokens(x.g, _GROUP)
     onward = groups.cumsum(3)  # from in front of the second 8 tokens, and up to behind the first
     up_to = torch.nn.functional.pad(groups.flip(3).cumsum(3).flip(3)[:, :, :, 1:], (0, 0, 0, 1))
     inside = inside_exponents(x.g)

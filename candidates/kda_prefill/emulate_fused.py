@@ -22,6 +22,7 @@ from candidates.kda_prefill.emulate import (
     _initial_state,
     _Plan,
     inside_exponents,
+    split_tokens,
     triangular_inverse,
 )
 from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
@@ -166,7 +167,7 @@ def _prepare(x: _Chunks, middle: bool) -> _Images:
         own = steep & (half[:, None] == half)
         aqk = torch.where(own, _bf16(x.q * up) @ down, aqk)
         akk = torch.where(own, _bf16(x.k * up) @ down, akk)
-        b = x.g.clamp(min=GATE_FLOOR).unflatten(2, (2, _HALF)).cumsum(3)
+        b = split_tokens(x.g.clamp(min=GATE_FLOOR), _HALF).cumsum(3)
         b = torch.cat([b[:, :, 0], b[:, :, 1] + x.head[:, :, None]], 2)
         rest = (
             x.up[:, :, :_HALF].neg() + x.tail[:, :, None],
