@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DB ?= sqlite:///factory.db
 STAMP := $(VENV)/.installed
 
-.PHONY: campaign test postgresql lint typecheck unit soak docs-data ship clean
+.PHONY: campaign test postgresql lint typecheck unit soak docs docs-data ship clean
 
 campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign
 	$(BIN)/factory launch kda_prefill
@@ -28,6 +28,9 @@ unit: $(STAMP)
 soak: postgresql $(STAMP)  ## what is too long for CI
 	$(BIN)/python -m pytest -m soak --timeout 3600
 
+docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 docs-data: $(STAMP)  ## render tables, example report and picture on the pages from data
 	$(BIN)/python -m docs.data
 
@@ -38,7 +41,7 @@ ship: $(STAMP)  ## CAMPAIGN=...: put it among the shipped results, and on the pa
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,postgresql]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,postgresql]'
 	touch $@
 
 clean:

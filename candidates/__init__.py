@@ -1,7 +1,9 @@
 """How an operation may be computed: kernel families and baselines by operation.
 
 Other distributions add a family through the entry-point group
-``kernel_factory.families`` (operation name to a :class:`Family` instance).
+``kernel_factory.families`` (operation name to a :class:`Family` instance), and
+baselines through ``kernel_factory.baselines`` (operation name to a tuple of
+:class:`Baseline` instances).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _ENTRY_POINTS = "kernel_factory.families"
+_BASELINES = "kernel_factory.baselines"
 _SHIPPED = {"kda_prefill": "candidates.kda_prefill"}
 
 
@@ -65,8 +68,14 @@ def get(operation: str) -> Family:
 
 
 def baselines(operation: str) -> tuple[Baseline, ...]:
-    """Baselines of an operation, present on this machine or not, in reporting order."""
+    """Baselines of an operation, present on this machine or not, in reporting order.
+
+    Those that come with the operation first, then those that are plugged in.
+    """
+    found: tuple[Baseline, ...] = ()
     if operation in _SHIPPED:
-        found: tuple[Baseline, ...] = import_module(f"{_SHIPPED[operation]}.baselines").BASELINES
-        return found
-    return ()
+        found = import_module(f"{_SHIPPED[operation]}.baselines").BASELINES
+    for entry in entry_points(group=_BASELINES):
+        if entry.name == operation:
+            found += tuple(entry.load())
+    return found

@@ -13,8 +13,11 @@ from factory.tally import Tally
 from leaderboard.records import TrialRecord, TrialStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 __all__ = ["LineView", "LiveView", "Silent", "View", "make_view", "seconds_text"]
 
@@ -114,7 +117,11 @@ class LineView:
 
 
 class LiveView:
-    """A few lines that are redrawn, with events scrolling above them."""
+    """A few lines that are redrawn, with events scrolling above them.
+
+    No line is wider than the terminal: what is longer is cut, and stands whole in the trial's log
+    and in ``factory show``.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -133,16 +140,23 @@ class LiveView:
 
     def trial(self, trial: TrialRecord, *, best: bool) -> None:
         """See :class:`View`."""
-        from rich.text import Text
-
         style = {TrialStatus.PASSED: "green", TrialStatus.SLOW: "yellow"}.get(trial.status, "red")
-        text = f"trial {trial.id} {trial.schedule_key}: {_verdict(trial, best=best)}"
+        text = f"trial {trial.id} {_verdict(trial, best=best)}  {trial.schedule_key}"
         # A style given to print() would colour the display below the line too.
-        self._console.print(Text(text, style="bold green" if best else style))
+        line = self._line(text, "bold green" if best else style)
+        # print() takes a text apart and would wrap it again.
+        self._console.print(line, no_wrap=True, overflow="ellipsis")
 
     def note(self, text: str) -> None:
         """See :class:`View`."""
         self._console.print(text, markup=False, highlight=False)
+
+    def _line(self, text: str, style: str = "") -> Text:
+        """One line, cut at the terminal's edge; without any style where no colour is wanted."""
+        from rich.text import Text
+
+        style = "" if self._console.no_color else style
+        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
     def refresh(self) -> None:
         """See :class:`View`; the live display refreshes itself."""
@@ -155,34 +169,46 @@ class LiveView:
 
     def _draw(self) -> RenderableType:
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
 
         tally = self._tally
         assert tally is not None
-        head = Text(
-            f"{tally.campaign_id}  {tally.finished}/{tally.target} trials  "
-            f"{seconds_text(tally.elapsed_s)} elapsed, {seconds_text(tally.left_s)} left"
+        width = self._console.width
+        head = (
+            f"{tally.finished}/{tally.target} trials  {seconds_text(tally.elapsed_s)} elapsed, "
+            f"{seconds_text(tally.left_s)} left  {tally.campaign_id}"
         )
-        stages = Table.grid(padding=(0, 2))
-        stages.add_row(
-            *(
-                f"{stage} {tally.through[stage]}/{tally.entered[stage]}{_busy(tally, stage)}"
-                for stage in tally.stages
-            )
-        )
+        stages = [
+            f"{stage} {tally.through[stage]}/{tally.entered[stage]}{_busy(tally, stage)}"
+            for stage in tally.stages
+        ]
         lines: list[RenderableType] = [
-            head,
-            ProgressBar(total=max(1, tally.target), completed=tally.finished, width=60),
-            stages,
+            self._line(head),
+            self._line(_bar(tally.finished, tally.target, min(60, width)), "green"),
+            *(self._line(line) for line in _in_columns(stages, width)),
         ]
         if tally.best is not None:
-            lines.append(
-                Text(f"best {tally.best.score_us:.1f} us {tally.clock}: {tally.best.schedule_key}")
-            )
-        lines += [Text(f"{n} x {why}", style="dim") for why, n in tally.reasons.most_common(4)]
+            best = f"best {tally.best.score_us:.1f} us {tally.clock}: {tally.best.schedule_key}"
+            lines.append(self._line(best))
+        lines += [self._line(f"{n} x {why}", "dim") for why, n in tally.reasons.most_common(4)]
         return Group(*lines)
+
+
+def _bar(done: int, whole: int, width: int) -> str:
+    full = width * min(done, whole) // max(whole, 1)
+    return "\u2501" * full + "\u2500" * (width - full)
+
+
+def _in_columns(words: Sequence[str], width: int) -> list[str]:
+    """Words in as few lines as fit, below each other in columns."""
+    for count in range(len(words), 0, -1):
+        lines = [words[i : i + count] for i in range(0, len(words), count)]
+        sizes = [max(len(line[n]) for line in lines if n < len(line)) for n in range(count)]
+        if sum(sizes) + 2 * (count - 1) <= width or count == 1:
+            return [
+                "  ".join(w.ljust(size) for w, size in zip(line, sizes, strict=False)).rstrip()
+                for line in lines
+            ]
+    return []
 
 
 def _busy(tally: Tally, stage: str) -> str:

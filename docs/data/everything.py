@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import leaderboard
 import operations
-from docs.data import operation, results, shapes
+from docs.data import commands, operation, results, shapes
 from docs.data.pages import ROOT, marks, spliced
 from docs.data.picture import picture
 from docs.data.shown import Shown, choose
@@ -24,6 +24,7 @@ PAGES = (
     "docs/kernel.md",
     "docs/operations.md",
     "docs/json.md",
+    "docs/commands.md",
 )
 EXAMPLE = "docs/example/report.html"
 PICTURE = "docs/example/report.svg"
@@ -41,6 +42,8 @@ def blocks_of(name: str, shown: Shown) -> Mapping[str, str]:
         return results.kernel_blocks(shown)
     if name == "docs/json.md":
         return shapes.blocks()
+    if name == "docs/commands.md":
+        return commands.blocks()
     return operation.blocks(operations.get("kda_prefill"))
 
 

@@ -259,20 +259,19 @@ def _cut(text: str, width: int | None) -> str:
 
 
 def print_failures(rows: Iterable[Any], *, title: str = "") -> None:
-    """Failed trials with their reasons: a table in a pipe, an entry each on a terminal.
+    """Failed trials with their reasons: a table where it fits, else an entry each.
 
     Parameters
     ----------
     rows : iterable
         With ``id``, ``status``, ``stage``, ``schedule_key`` and ``reason``.
     """
-    if line_width() is None:
-        print_table(
-            ["trial", "verdict", "stage", "schedule", "reason"],
-            ([str(r.id), r.status.value, r.stage, r.schedule_key, r.reason] for r in rows),
-            title=title,
-            right="trial",
-        )
+    rows = list(rows)
+    heads = ["trial", "verdict", "stage", "schedule", "reason"]
+    cells = [[str(r.id), r.status.value, r.stage, r.schedule_key, r.reason] for r in rows]
+    width = line_width()
+    if width is None or sum(_natural(heads, cells)) + len(_NARROW_GAP) * (len(heads) - 1) <= width:
+        print_table(heads, cells, title=title, right="trial")
         return
 
     if title:

@@ -262,6 +262,17 @@ def test_leaderboard_answers_questions(inside):
     assert shapes
 
 
+def test_what_other_source_measured_is_marked_and_stays(inside, monkeypatch):
+    rows = json.loads(inside("leaderboard", "--json")[1])
+    assert not any(r["superseded"] for r in rows)
+    assert "superseded" not in inside("leaderboard")[1]
+    monkeypatch.setenv("TOY_SOURCE", "1" * 64)
+    later = json.loads(inside("leaderboard", "--json")[1])
+    assert [r["id"] for r in later] == [r["id"] for r in rows]
+    assert all(r["superseded"] for r in later)
+    assert "(superseded source)" in inside("leaderboard")[1]
+
+
 def test_leaderboard_prints_csv(inside):
     rows = list(csv.DictReader(io.StringIO(inside("leaderboard", "--csv")[1])))
     want = json.loads(inside("leaderboard", "--json")[1])

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import leaderboard  # noqa: E402
+import operations  # noqa: E402
 from docs.data.shapes import SHAPES  # noqa: E402
 from factory.cli import _run, cli  # noqa: E402
 
@@ -35,6 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     """Run a command there; returns what it printed."""
     monkeypatch.chdir(folder)
+    # As if the operation were still the one that the shipped campaign met.
+    with leaderboard.open_for_reading() as store:
+        version = store.get_campaign().operation_version
+    monkeypatch.setattr(operations.get("kda_prefill"), "version", version)
 
     def run(*argv: object) -> Any:
         code = _run([*map(str, argv), "--json"])

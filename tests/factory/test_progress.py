@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -119,7 +120,31 @@ def test_no_color_is_honoured(tally, monkeypatch):
     assert "\x1b[1;32m" in live_text(tally)
     monkeypatch.setenv("NO_COLOR", "1")
     fresh = Tally("c-1", "modelled", target=4, stages=("validate", "emulate"))
-    assert "32m" not in live_text(fresh)
+    # Moving the cursor is what a live display does; no style is, bold and dim included.
+    assert not re.findall(r"\x1b\[[\d;]*m", live_text(fresh))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_line_of_the_live_display_is_wider_than_the_terminal(width):
+    stages = ("validate", "emulate", "compile", "gate", "screen", "time")
+    tally = Tally("kda_prefill-20261130-093958-5cd9", "gpu", target=112, stages=stages)
+    out = io.StringIO()
+    view = LiveView(Console(file=out, force_terminal=True, width=width))
+    view.begin(tally)
+    for stage in stages:
+        for number in range(100, 112):
+            tally.enter(number, stage)
+            tally.leave(number, stage, StageStatus.PASSED)
+    long = trial(1, TrialStatus.REJECTED, reason="regime production, workload x: " + "y" * 200)
+    view.trial(long, best=tally.count(long))
+    view._live.refresh()
+    view.end()
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", out.getvalue())
+    lines = [line for part in plain.splitlines() for line in part.split("\r")]
+    assert max(map(len, lines)) <= width
+    for stage in stages:
+        assert f"{stage} 12/12" in plain
+    assert "trial 1 rejected at emulate: regime production"[: width - 1] in plain
 
 
 def test_a_pipe_gets_lines_and_a_terminal_the_live_display(monkeypatch):

@@ -84,7 +84,10 @@ def page_of(store, campaign=None):
 
 @pytest.fixture(scope="module")
 def shipped():
-    with leaderboard.shipped_store() as store:
+    """The shipped campaign, as its page is where the operation is still the one that it met."""
+    with leaderboard.shipped_store() as store, pytest.MonkeyPatch.context() as patched:
+        version = store.get_campaign("survey").operation_version
+        patched.setattr(operations.get("kda_prefill"), "version", version)
         yield store, page_of(store, "survey")
 
 
