@@ -97,6 +97,8 @@ class Driver:
     stop_asked: bool = False
     """Set from a signal handler; the driver stops at its next turn."""
     _open: dict[int, _Open] = field(default_factory=dict)
+    _measuring: int = 0
+    """Of the open trials those that wait for a GPU or are on one."""
     _retry: deque[TrialRecord] = field(default_factory=deque)
     _jobs: set[str] = field(default_factory=set)
     _modelled_job: str | None = None
@@ -180,10 +182,9 @@ class Driver:
         while not self.stop_asked and self.tally.finished + len(self._open) < self.tally.target:
             if used_up(self.plan.config, self.tally) is not None:
                 return
-            measuring = sum(o.measuring for o in self._open.values())
-            if len(self._open) - measuring >= self.executor.cpu_slots:
+            if len(self._open) - self._measuring >= self.executor.cpu_slots:
                 return
-            if self.executor.gpu_slots and measuring >= self.executor.gpu_slots:
+            if self.executor.gpu_slots and self._measuring >= self.executor.gpu_slots:
                 return
             if self._retry:
                 earlier = self._retry.popleft()
@@ -309,7 +310,9 @@ class Driver:
             self._submit(opened, following)
 
     def _submit(self, opened: _Open, stage: str) -> None:
-        opened.measuring = stage in DEVICE_STAGES
+        measuring = stage in DEVICE_STAGES
+        self._measuring += measuring - opened.measuring
+        opened.measuring = measuring
         self.executor.submit(
             Task(
                 trial_id=opened.trial.id,
@@ -359,6 +362,7 @@ class Driver:
             **write,
         )
         del self._open[opened.trial.id]
+        self._measuring -= opened.measuring
         known = score_us if passed else estimate_us
         self._search.tell(Outcome(opened.schedule, status, known, wrong_by))
         self.view.trial(trial, best=self.tally.count(trial))

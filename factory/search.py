@@ -146,11 +146,13 @@ class Search:
         self._offered = tuple(dict.fromkeys(offered))
         self._sampler: SamplerName = sampler
         self._seed = seed
-        self._tried: set[Schedule] = set()
+        self._untried = dict.fromkeys(self._offered)
+        """In the order of the offer; of a large one only what is left is looked at."""
         self._first = tuple(first)
         for schedule in self._first:
-            if schedule not in self._offered:
+            if schedule not in self._untried:
                 raise ValueError(f"{schedule} is not offered")
+        self._known = frozenset(self._offered)
         # Schedules under way; with their trial where the study is kept from ask to ask.
         self._open: dict[Schedule, optuna.trial.Trial | None] = {}
         self._study = _new_study() if sampler == "tpe" else None
@@ -165,33 +167,31 @@ class Search:
     @property
     def untried(self) -> tuple[Schedule, ...]:
         """Offered schedules that were never proposed, in the order of the offer."""
-        return tuple(s for s in self._offered if s not in self._tried)
+        return tuple(self._untried)
 
     def ask(self) -> Schedule | None:
         """Propose an untried offered schedule; None when there is none left."""
-        untried = self.untried
-        if not untried:
+        if not self._untried:
             return None
         for schedule in self._first:
-            if schedule not in self._tried:
+            if schedule in self._untried:
                 return self._take(schedule)
         if self._sampler == "gp":
-            return self._take(self._ask_gp(untried))
+            return self._take(self._ask_gp(self.untried))
         if self._sampler == "random":
-            return self._take(random.Random(self._draw_seed(0)).choice(untried))
+            return self._take(random.Random(self._draw_seed(0)).choice(self.untried))
         if self._study is None:
-            return self._take(untried[0])
-        candidates = set(untried)
+            return self._take(next(iter(self._untried)))
         last: dict[str, Value] = {}
         for attempt in range(_ATTEMPTS):
             self._study.sampler = self._new_sampler(attempt)
             trial = self._study.ask()
             last = self._suggest(trial)
             schedule = Schedule.of(self._parameters, last)
-            if schedule in candidates:
+            if schedule in self._untried:
                 return self._take(schedule, trial)
             self._forget(trial)
-        return self._take(min(untried, key=lambda s: _distance(s, last)))
+        return self._take(min(self._untried, key=lambda s: _distance(s, last)))
 
     def _ask_gp(self, untried: Sequence[Schedule]) -> Schedule:
         from factory.gaussian import draw
@@ -207,9 +207,9 @@ class Search:
         ValueError
             It is not offered, or was proposed before.
         """
-        if schedule not in self._offered:
+        if schedule not in self._known:
             raise ValueError(f"{schedule} is not offered")
-        if schedule in self._tried:
+        if schedule not in self._untried:
             raise ValueError(f"{schedule} was proposed before")
         self._take(schedule)
 
@@ -221,7 +221,7 @@ class Search:
         ValueError
             It was not proposed, or told before.
         """
-        if outcome.schedule not in self._tried:
+        if outcome.schedule in self._untried or outcome.schedule not in self._known:
             raise ValueError(f"{outcome.schedule} was never proposed")
         if outcome.schedule not in self._open:
             raise ValueError(f"{outcome.schedule} was told before")
@@ -246,7 +246,7 @@ class Search:
 
     def _take(self, schedule: Schedule, trial: optuna.trial.Trial | None = None) -> Schedule:
         """Count a proposal; without the sampler's own trial of it the study is given one."""
-        self._tried.add(schedule)
+        self._untried.pop(schedule, None)
         self._proposals += 1
         if trial is None and self._study is not None:
             self._study.enqueue_trial(schedule.as_dict())
@@ -287,7 +287,7 @@ class Search:
     def _restore(self, outcome: Outcome) -> None:
         if outcome.status is TrialStatus.ABANDONED:
             return
-        self._tried.add(outcome.schedule)
+        self._untried.pop(outcome.schedule, None)
         self._proposals += 1
         self._learn(outcome)
 

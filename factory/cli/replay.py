@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +54,7 @@ __all__ = ["replay"]
     type=click.IntRange(1),
     help="Trials under way at once.",
 )
+@click.option("--plot", metavar="FILE", help="Draw all samplers into FILE (.svg or .html).")
 @db_option
 @json_option
 def replay(
@@ -62,6 +64,7 @@ def replay(
     within: float,
     first: int,
     batch: int,
+    plot: str | None,
     db: str | None,
     as_json: bool,
 ) -> None:
@@ -77,6 +80,8 @@ def replay(
     from factory.replay import replay as run
     from factory.search import SAMPLERS
 
+    if plot is not None and Path(plot).suffix not in (".svg", ".html"):
+        raise UserError(f"--plot {plot}: the file is an .svg or an .html")
     chosen = [s for s in SAMPLERS if not samplers or s in samplers]
     if "gp" in chosen and installed("scipy") is None:
         if samplers:
@@ -96,6 +101,8 @@ def replay(
         )
         for sampler in chosen
     ]
+    if plot is not None:
+        _plot(Path(plot), recording, done, within / 100)
     if as_json:
         print_json(
             {
@@ -107,6 +114,18 @@ def replay(
         )
         return
     _print(recording, done, within=within, seeds=seeds)
+
+
+def _plot(path: Path, recording: Recording, done: list[Replay], within: float) -> None:
+    from factory.errors import UserError
+    from factory.report.searches import searches_page, searches_svg
+
+    draw = searches_svg if path.suffix == ".svg" else searches_page
+    try:
+        path.write_text(draw(recording, done, within=within), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    click.echo(f"wrote {path}", err=True)
 
 
 def _recording(recording: Recording) -> dict[str, Any]:

@@ -152,14 +152,16 @@ class Fleet:
                 result = StageResult(StageStatus.REJECTED, "y off", errors=(error,))
             self._events.append(StageFinished(task.trial_id, task.stage, result, 0.001))
             return
-        number = min(range(len(self.devices)), key=self._load) if not self._idle else self._idle[0]
-        self.devices[number].waiting.append(task)
-        if self._idle and number == self._idle[0]:
-            self._idle.popleft()
+        if self._idle:
+            number = self._idle.popleft()
+            self.devices[number].waiting.append(task)
             self._start(number, time.monotonic())
-
-    def _load(self, number: int) -> int:
-        return len(self.devices[number].waiting)
+            return
+        while True:  # in turn, those that are full left out
+            self._places.rotate(-1)
+            if len(self.devices[self._places[0]].waiting) <= AHEAD:
+                self.devices[self._places[0]].waiting.append(task)
+                return
 
     def _start(self, number: int, now: float) -> None:
         device = self.devices[number]

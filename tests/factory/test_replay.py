@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 import recorded
@@ -17,6 +18,7 @@ from factory.errors import UserError
 from factory.plan import make_plan
 from factory.progress import Silent
 from factory.replay import load_recording, replay, run_once
+from factory.report.searches import course
 from leaderboard import open_store, shipped_store
 
 
@@ -180,6 +182,32 @@ def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch, capsys):
     assert [s["sampler"] for s in found["samplers"]] == ["tpe", "random"]
     assert found["recording"]["exhaustive"] is False
     assert [len(s["runs"]) for s in found["samplers"]] == [5, 5]
+
+
+def test_samplers_stand_side_by_side_in_one_drawing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    chosen = [word for s in ("tpe", "random", "grid") for word in ("--sampler", s)]
+    for name in ("searches.svg", "searches.html"):
+        assert _run(["replay", "survey", *chosen, "--seeds", "3", "--plot", name]) == 0
+        assert capsys.readouterr().err == f"wrote {name}\n"
+        drawn = (tmp_path / name).read_text()
+        for sampler in ("tpe: ", "random: ", "grid: "):
+            assert sampler in drawn
+        assert drawn.count("<polyline") == 3
+        assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")  # opens offline
+    ElementTree.fromstring((tmp_path / "searches.svg").read_text())
+    assert _run(["replay", "survey", "--plot", "x.png"]) == 2
+    assert "--plot x.png: the file is an .svg or an .html" in capsys.readouterr().err
+    assert _run(["replay", "survey", *chosen, "--seeds", "1", "--plot", "no/where.svg"]) == 2
+
+
+def test_the_course_is_a_median_that_only_falls(recording):
+    few = replay(recording, sampler="random", seeds=range(3))
+    middle = course(few, recording.best_us)
+    assert middle == sorted(middle, reverse=True)
+    assert middle[-1] <= 1.03
+    reached = sorted(r.needed for r in few.runs)
+    assert middle[reached[1] - 2] > 1.03 >= middle[reached[1] - 1]
 
 
 def test_a_schedule_of_another_space_is_named(store, monkeypatch):
