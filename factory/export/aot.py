@@ -150,16 +150,8 @@ def compile_library(
 def _compile(form: Form) -> Any:
     """The compiled object of the call that the entry point would make for the form."""
     from candidates.kda_prefill.kernel import host
-    from candidates.kda_prefill.kernel.config import FusedConfig
 
-    if isinstance(form.config, FusedConfig):
-        job, arguments = host.fused_job(form.config, form.with_state, form.options)
-    else:
-        a = host._Arguments(form.config, form.with_state)
-        job, arguments = host.KdaPrefill(form.config), (
-            a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
-        )  # fmt: skip
-    return host.compile_function(job, arguments)[0]
+    return host.compile_function(*host.call_job(form.config, form.with_state, form.options))[0]
 
 
 def _licence() -> bytes:
