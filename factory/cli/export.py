@@ -35,6 +35,20 @@ __all__ = ["export"]
     type=click.Path(path_type=Path),
     help="Instead of writing: was this folder altered, or superseded?",
 )
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["folder", "flashinfer-trace"]),
+    default="folder",
+    show_default=True,
+    help="What to write: a folder to vendor, or a FlashInfer-Bench data set.",
+)
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar="SHAPE",
+    help="With --format flashinfer-trace: write the inputs of this shape; may be repeated.",
+)
 @click.option("--aot", is_flag=True, help="Add the kernels compiled ahead of time, and a loader.")
 @click.option(
     "--gate",
@@ -63,6 +77,8 @@ def export(
     what: str,
     to: Path | None,
     checked: Path | None,
+    layout: str,
+    inputs: tuple[str, ...],
     aot: bool,
     gated: bool,
     controls: tuple[str, ...],
@@ -87,14 +103,18 @@ def export(
     """
     if (to is None) == (checked is None):
         raise UserError("name a folder with --to to write it, or with --check to look at one")
-    if (gated or aot) and to is None:
+    if (gated or aot) and (to is None or layout != "folder"):
         name = "--gate" if gated else "--aot"
         raise UserError(f"{name} goes with --to: it is about the folder that is written")
+    if inputs and layout == "folder":
+        raise UserError("--inputs goes with --format flashinfer-trace: a folder holds no inputs")
     with ExitStack() as opened:
         stores = _Stores(opened, db)
         if checked is not None:
             return _check(what, checked, stores, as_json)
         assert to is not None
+        if layout != "folder":
+            return _write_traces(what, to, stores, inputs, as_json)
         asked = None
         if gated:
             asked = _Gate(_gpu(), _writable(opened, db), controls, rounds, seed)
@@ -310,6 +330,28 @@ def _write(
     else:
         _say(selection, to, found, bound, claim, refused)
     return code
+
+
+def _write_traces(
+    what: str, to: Path, stores: _Stores, inputs: tuple[str, ...], as_json: bool
+) -> int:
+    from factory.export.folder import write
+    from factory.export.trace import input_blobs, render_traces
+
+    selection = _select(what, stores)
+    folder, bound = _rendered(selection, stores, {})
+    found = render_traces(selection, folder)
+    write(found, to, beside=("blob",))
+    blobs = input_blobs(selection, inputs, to)
+    if as_json:
+        files = sorted([*found, *(p.relative_to(to).as_posix() for p in blobs)])
+        print_json({"id": bound, "folder": str(to), "files": files})
+    else:
+        click.echo(
+            f"wrote {to}: a flashinfer-trace data set of export {bound[:12]}, from"
+            f" {selection.store}; inputs in {len(blobs)} files"
+        )
+    return EXIT_DONE
 
 
 def _written(
