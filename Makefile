@@ -42,6 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,postgresql]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps flashinfer-bench
 	touch $@
 
 clean:

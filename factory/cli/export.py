@@ -36,6 +36,21 @@ __all__ = ["export"]
     help="Instead of writing: was this folder altered, or superseded?",
 )
 @click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["folder", "flashinfer-trace"]),
+    default="folder",
+    show_default=True,
+    help="What to write: a folder to vendor, or a FlashInfer-Bench data set.",
+)
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar="SHAPE",
+    help="With --format flashinfer-trace: write the inputs of this shape; may be repeated.",
+)
+@click.option("--aot", is_flag=True, help="Add the kernels compiled ahead of time, and a loader.")
+@click.option(
     "--gate",
     "gated",
     is_flag=True,
@@ -62,6 +77,9 @@ def export(
     what: str,
     to: Path | None,
     checked: Path | None,
+    layout: str,
+    inputs: tuple[str, ...],
+    aot: bool,
     gated: bool,
     controls: tuple[str, ...],
     rounds: int,
@@ -85,17 +103,22 @@ def export(
     """
     if (to is None) == (checked is None):
         raise UserError("name a folder with --to to write it, or with --check to look at one")
-    if gated and to is None:
-        raise UserError("--gate goes with --to: it judges the folder that is written")
+    if (gated or aot) and (to is None or layout != "folder"):
+        name = "--gate" if gated else "--aot"
+        raise UserError(f"{name} goes with --to: it is about the folder that is written")
+    if inputs and layout == "folder":
+        raise UserError("--inputs goes with --format flashinfer-trace: a folder holds no inputs")
     with ExitStack() as opened:
         stores = _Stores(opened, db)
         if checked is not None:
             return _check(what, checked, stores, as_json)
         assert to is not None
-        if not gated:
-            return _write(what, to, stores, as_json)
-        asked = _Gate(_gpu(), _writable(opened, db), controls, rounds, seed)
-        return _write(what, to, stores, as_json, asked)
+        if layout != "folder":
+            return _write_traces(what, to, stores, inputs, as_json)
+        asked = None
+        if gated:
+            asked = _Gate(_gpu(), _writable(opened, db), controls, rounds, seed)
+        return _write(what, to, stores, as_json, asked, aot=aot)
 
 
 class _Stores:
@@ -156,14 +179,26 @@ def _claim(stores: _Stores, export_hash: str) -> ClaimView | None:
     return next((claim for claim in found if claim is not None), None)
 
 
-def _rendered(selection: Selection, stores: _Stores) -> tuple[dict[str, bytes], str]:
+def _rendered(
+    selection: Selection, stores: _Stores, compiled: dict[str, bytes]
+) -> tuple[dict[str, bytes], str]:
     """The files and the export's hash, with the claim on it if one is stored."""
     from factory.export.render import export_hash, render
 
-    found = render(selection)
+    found = render(selection, compiled=compiled)
     bound = export_hash(found)
     claim = _claim(stores, bound)
-    return (found if claim is None else render(selection, claim)), bound
+    return (found if claim is None else render(selection, claim, compiled)), bound
+
+
+def _compiled(selection: Selection) -> dict[str, bytes]:
+    """The ahead-of-time form of a table."""
+    from factory.export.aot import compile_library, forms_of
+
+    return compile_library(
+        forms_of([row.schedule for row in selection.rows]),
+        lambda kind, line: click.echo(f"{kind}: {line}", err=True),
+    )
 
 
 # -- the gate ----------------------------------------------------------------------------
@@ -261,12 +296,21 @@ def _log_dir(operation: str) -> Path:
 # -- writing -----------------------------------------------------------------------------
 
 
-def _write(what: str, to: Path, stores: _Stores, as_json: bool, asked: _Gate | None = None) -> int:
+def _write(
+    what: str,
+    to: Path,
+    stores: _Stores,
+    as_json: bool,
+    asked: _Gate | None = None,
+    *,
+    aot: bool = False,
+) -> int:
     from factory.export.folder import write
     from factory.export.render import render
 
     selection = _select(what, stores)
-    found, bound = _rendered(selection, stores)
+    compiled = _compiled(selection) if aot else {}
+    found, bound = _rendered(selection, stores, compiled)
     write(found, to)
     claim: ClaimRecord | None = _claim(stores, bound)
     refused, code = "", EXIT_DONE
@@ -277,13 +321,37 @@ def _write(what: str, to: Path, stores: _Stores, as_json: bool, asked: _Gate | N
             code = EXIT_NOTHING_PASSED if gated.refused else EXIT_MACHINE
         else:
             claim = made
-            found = render(selection, made)  # the same export, with its claim in the manifest
+            found = render(
+                selection, made, compiled
+            )  # the same export, with its claim in the manifest
             write(found, to)
     if as_json:
         print_json(_written(selection, to, found, bound, claim, refused))
     else:
         _say(selection, to, found, bound, claim, refused)
     return code
+
+
+def _write_traces(
+    what: str, to: Path, stores: _Stores, inputs: tuple[str, ...], as_json: bool
+) -> int:
+    from factory.export.folder import write
+    from factory.export.trace import input_blobs, render_traces
+
+    selection = _select(what, stores)
+    folder, bound = _rendered(selection, stores, {})
+    found = render_traces(selection, folder)
+    write(found, to, beside=("blob",))
+    blobs = input_blobs(selection, inputs, to)
+    if as_json:
+        files = sorted([*found, *(p.relative_to(to).as_posix() for p in blobs)])
+        print_json({"id": bound, "folder": str(to), "files": files})
+    else:
+        click.echo(
+            f"wrote {to}: a flashinfer-trace data set of export {bound[:12]}, from"
+            f" {selection.store}; inputs in {len(blobs)} files"
+        )
+    return EXIT_DONE
 
 
 def _written(
@@ -368,7 +436,7 @@ def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
 
     told = read_manifest(folder)
     try:
-        current: dict[str, bytes] | None = _rendered(_select(what, stores), stores)[0]
+        current: dict[str, bytes] | None = _rendered(_select(what, stores), stores, {})[0]
         reason = ""
     except ExportError as error:
         current, reason = None, str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +45,7 @@ class Checked:
     changed: tuple[str, ...] = ()
 
 
-def write(found: Mapping[str, bytes], folder: Path) -> None:
+def write(found: Mapping[str, bytes], folder: Path, *, beside: Sequence[str] = ()) -> None:
     """Write an export, replacing an earlier one that nobody has touched.
 
     Parameters
@@ -54,6 +54,8 @@ def write(found: Mapping[str, bytes], folder: Path) -> None:
         From :func:`.render.render`.
     folder : Path
         Made if it is not there; its parent has to be.
+    beside : sequence of str
+        Folders in it that are no part of an export and are kept.
 
     Raises
     ------
@@ -61,7 +63,7 @@ def write(found: Mapping[str, bytes], folder: Path) -> None:
         If the folder holds anything but an unaltered export, or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
-    _refuse_foreign(folder)
+    _refuse_foreign(folder, beside)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     older = folder.with_name(f".{folder.name}.{os.getpid()}.older")
     try:
@@ -73,6 +75,9 @@ def write(found: Mapping[str, bytes], folder: Path) -> None:
         if folder.exists():
             folder.rename(older)
         partial.rename(folder)
+        for name in beside:
+            if (older / name).is_dir():
+                (older / name).rename(folder / name)
     except OSError as error:
         if older.exists() and not folder.exists():
             older.rename(folder)
@@ -82,7 +87,7 @@ def write(found: Mapping[str, bytes], folder: Path) -> None:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_foreign(folder: Path, beside: Sequence[str]) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"{folder} is there and is no folder; name another with --to")
     if not folder.parent.is_dir():
@@ -95,6 +100,7 @@ def _refuse_foreign(folder: Path) -> None:
         )
     told = read_manifest(folder)
     altered, _, added = _differences(folder, told["files"])
+    added = tuple(name for name in added if name.partition("/")[0] not in beside)
     if altered or added:
         what = f"{altered[0]} was altered" if altered else f"{added[0]} was not exported"
         raise UserError(f"{folder}: {what}; nothing was overwritten: move it away, or name another")
@@ -141,6 +147,10 @@ def check(folder: Path, current: Mapping[str, bytes] | None, newer_claim: str | 
         If it is no exported folder.
     """
     told = read_manifest(folder)
+    if "layout" in told:
+        raise UserError(
+            f"{folder} is a {told['layout']} data set; write it again, it is not vendored"
+        )
     altered, missing, added = _differences(folder, told["files"])
     stated = told["export_hash"]
     own = export_hash({n: (folder / n).read_bytes() for n in told["files"] if n not in missing})

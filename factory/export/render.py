@@ -41,7 +41,11 @@ _CONFIGS = {"split": "Config", "fused": "FusedConfig"}
 _UNKNOWN_ID = "0" * 12
 
 
-def render(selection: Selection, claim: ClaimRecord | None = None) -> dict[str, bytes]:
+def render(
+    selection: Selection,
+    claim: ClaimRecord | None = None,
+    compiled: Mapping[str, bytes] | None = None,
+) -> dict[str, bytes]:
     """All files of an export.
 
     Parameters
@@ -49,6 +53,8 @@ def render(selection: Selection, claim: ClaimRecord | None = None) -> dict[str, 
     selection : Selection
     claim : ClaimRecord, optional
         The stored claim of this very export, if there is one.
+    compiled : Mapping, optional
+        Files of the ahead-of-time form (:func:`.aot.compile_library`).
 
     Returns
     -------
@@ -68,7 +74,7 @@ def render(selection: Selection, claim: ClaimRecord | None = None) -> dict[str, 
     if claim is not None and claim.export_hash != bound:
         raise ExportError(f"claim {claim.id} is of export {claim.export_hash[:12]}, not of this")
     texts["README.md"] = _readme(selection, bound, claim)
-    found = _bytes(texts)
+    found = {**_bytes(texts), **(compiled or {})}
     found[MANIFEST] = _manifest(selection, found, bound, claim)
     return dict(sorted(found.items()))
 

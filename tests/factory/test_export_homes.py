@@ -67,21 +67,24 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert Path(str(module.__file__)).parent == base / "vendored_for_fla"
 
 
-def _by_the_oracle(*a: Any) -> None:
+def _by_the_oracle(*handed: Any) -> None:
     """What a compiled call is handed, computed in float64; the gate is activated here."""
-    q, k, v, g, beta, offsets, state, o, final, scale, _, A_log, dt_bias, bound = a
+    abi = importlib.import_module("vendored_for_fla.kernel.host").FUSED_ABI
+    a = dict(zip(abi, handed, strict=True))
+    q, k, v, g, beta = (a[name] for name in ("q", "k", "v", "g", "beta"))
+    A_log, dt_bias, bound = a["A_log"], a["dt_bias"], a["lower_bound"]
     if A_log is not None:
         shifted = g.double() + (0 if dt_bias is None else dt_bias.double())
         g = bound * torch.sigmoid(shifted * A_log.double().exp()[:, None])
         q, k = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (q, k))
         beta = beta.double().sigmoid()
     found = board.OPERATION.oracle(
-        {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": offsets,
-         "initial_state": state, "scale": scale}
+        {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": a["cu_seqlens"],
+         "initial_state": a["initial_state"], "scale": a["scale"]}
     )  # fmt: skip
-    o.copy_(found["o"])
-    if final is not None:
-        final.copy_(found["final_state"])
+    a["o"].copy_(found["o"])
+    if a["final_state"] is not None:
+        a["final_state"].copy_(found["final_state"])
 
 
 def call(**changes: Any) -> dict[str, Any]:

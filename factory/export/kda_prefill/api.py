@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _op
+from . import _aot, _op
 from .dispatch import GATE_BOUND, ROWS
 from .kernel import arguments, entry
 
@@ -133,11 +133,14 @@ beta_logits, l2norm, out, final_state
     forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     try:
-        _refuse(choose(q, cu_seqlens), tensors, scale, forms, out, final_state)
+        config = choose(q, cu_seqlens)
+        options = _refuse(config, tensors, scale, forms, out, final_state)
         _refuse_gate(gate, lower_bound)
     except (TypeError, ValueError) as error:
         return Support(False, str(error))
     problem = _machine_problem(q.device.index)
+    if not problem and _aot.present():
+        problem = _aot.missing(config, initial_state is not None, options)
     return Support(not problem, problem)
 
 
@@ -167,17 +170,20 @@ def _machine_problem(index: int) -> str:
             f"cuda:{index} is {torch.cuda.get_device_name(index)}, sm_{capability[0]}"
             f"{capability[1]}; these kernels are machine code for sm_90a (H100, H200) alone"
         )
-    for module, package in (
-        ("cutlass", "'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'"),
-        ("tvm_ffi", "'apache-tvm-ffi>=0.1.15'"),
-    ):
+    needed = {"tvm_ffi": "'apache-tvm-ffi>=0.1.15'"}
+    if not _aot.present():
+        needed["cutlass"] = "'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'"
+    for module, package in needed.items():
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed; pip install {package}"
     return ""
 
 
-def _refuse(config, tensors, scale, forms, out, final_state) -> None:
-    """Raise on what the host can see is not served, by name, as the call itself would."""
+def _refuse(config, tensors, scale, forms, out, final_state):
+    """Raise on what the host can see is not served, by name, as the call itself would.
+
+    Returns the form of the arguments.
+    """
     gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
     split = isinstance(config, entry.Config)
     options = entry.check(
@@ -189,6 +195,7 @@ def _refuse(config, tensors, scale, forms, out, final_state) -> None:
         arguments.decline_for_split(options)
     if scale is not None:
         arguments.finite("scale", scale)
+    return options
 
 
 def _refuse_gate(gate: str, lower_bound: float | None) -> None:
@@ -216,3 +223,6 @@ def _validate_gates(g: torch.Tensor, gate: str) -> None:
         raise ValueError(f"g reaches {high:g}; a log gate is at most 0")
     if GATE_BOUND is not None and not low >= GATE_BOUND:
         raise ValueError(f"g reaches {low:g}; these kernels are right for at least {GATE_BOUND:g}")
+
+
+_aot.install()
