@@ -1,13 +1,16 @@
 """The arithmetic of the fused kernel on the CPU: its frames, its roundings and its pieces.
 
 As :mod:`.emulate`, whose chunks, rounding and inverse it shares: what differs is where the state
-is held between chunks and that a piece of a sequence may start from zero, where the guard says so.
+is held between chunks and that a piece of a sequence may start from zero, where the guard says so,
+or is part of an exact segment, where it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,23 +60,53 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         bounds = [count * p // parts for p in range(parts + 1)]
         bound = pair_bounds(chunks, base, count) if parts > 1 else None
         for h in range(heads):
-            warm = (
-                [0] + [_warm_up(bound[:, h], b) for b in bounds[1:-1]] if bound is not None else [0]
-            )
-            for p, (begin, early) in enumerate(zip(bounds[:-1], warm, strict=True)):
-                if early < 0:
-                    continue  # the piece before walks on
-                end = next((bounds[i] for i in range(p + 1, parts) if warm[i] >= 0), count)
-                first = begin - early
-                state = final[n, h].clone() if first == 0 else torch.zeros_like(final[n, h])
-                state = _walk(images, chunks, base, h, first, begin, end, state, scale, middle, out)
-                if end == count:
-                    last = state
+            warm = [0]
+            if bound is not None:
+                warm += [_warm_up(bound[:, h], b) for b in bounds[1:-1]]
+            last = final[n, h]
+            walk = partial(_walk, images, chunks, base, h, scale=scale, middle=middle)
+            for p, stop in _segments(warm, (n * heads + h) * pieces):
+                begin, end, exact = bounds[p], bounds[stop], warm[p] < 0
+                first = begin if exact else begin - warm[p]
+                start = torch.zeros_like(final[n, h])
+                if first == 0:
+                    start = final[n, h].clone()
+                state, local = walk(first, begin, end, start)
+                if exact:
+                    state, local = _composed(walk, begin, end, state, local, last)
+                out[base + begin : base + end, h], last = local, state
             if count:
                 final[n, h] = last
     o = torch.zeros_like(inputs["v"])
     o[plan.rows[plan.valid]] = out.to(torch.bfloat16).transpose(1, 2)[plan.valid]
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
+
+
+def _segments(warm: list[int], first: int) -> list[tuple[int, int]]:
+    """First and past-the-last piece of each segment of a chain.
+
+    ``first`` is the number of the chain's first piece among all; the CTAs of pieces 2 i and 2 i + 1
+    are a pair, and take them as one if the guard fails between them.
+    """
+    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or (first + p) % 2 == 0]
+    return list(itertools.pairwise([*starts, len(warm)]))
+
+
+def _composed(
+    walk: Callable[..., tuple[Tensor, Tensor]],
+    begin: int,
+    end: int,
+    offset: Tensor,
+    local: Tensor,
+    before: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """State and outputs of an exact segment, from its own and from the state before it."""
+    change, response = walk(begin, begin, end, torch.eye(offset.shape[0]), values=False)
+    operand = _bf16(before)
+    outputs = _bf16(local) + _bf16(response) @ operand
+    diagonal = change.diagonal()
+    rest = _bf16(change - torch.diag(diagonal)) @ operand
+    return offset + diagonal.unsqueeze(-1) * before + rest, outputs
 
 
 def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
@@ -203,18 +236,23 @@ def _walk(
     state: Tensor,
     scale: float,
     middle: bool,
-    out: Tensor,
-) -> Tensor:
-    """Chunks ``first`` to ``end`` of one sequence and head; outputs from ``begin`` on."""
+    values: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Chunks ``first`` to ``end`` of one sequence and head: last state, outputs from ``begin`` on.
+
+    Without ``values`` it is the map of states that is walked.
+    """
+    out = []
     head, tail = _held(x.head[:, h], x.steep[:, h]), _held(x.tail[:, h], x.steep[:, h])
     for c in range(base + first, base + end):
         if middle:
             before = tail[c - 1] if c > base + first else torch.zeros_like(head[c])
             state = state * _exp(head[c] + before).unsqueeze(-1)
         operand = _bf16(state)
-        new = _bf16(images.u[c, h] - images.w[c, h] @ operand)
+        new = _bf16(values * images.u[c, h] - images.w[c, h] @ operand)
         if c >= base + begin:
-            out[c, h] = scale * (images.q[c, h] @ operand) + _bf16(scale * images.aqk[c, h]) @ new
+            scores = _bf16(scale * images.aqk[c, h])
+            out.append(scale * (images.q[c, h] @ operand) + scores @ new)
         if middle and x.steep[c, h]:
             state = state * _exp(x.head[c, h] + x.tail[c, h]).unsqueeze(-1)
         if not middle:
@@ -222,7 +260,7 @@ def _walk(
         state = state + images.k[c, h].transpose(-1, -2) @ new
     if middle and end > first:
         state = state * _exp(tail[base + end - 1]).unsqueeze(-1)
-    return state
+    return state, torch.stack(out) if out else torch.zeros(0, BT, state.shape[-1])
 
 
 # ----------------------------------------------------------------------------------- guard

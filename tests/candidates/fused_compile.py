@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from ptx_interpreter import Cta, Memory, Part, Program
+from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 
-from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.image import ImageLayout
 from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
@@ -66,6 +66,21 @@ PARTS = {
 """Where the scan's three products find their operands, by number of columns."""
 
 
+FIXUP_PARTS = {
+    128: Part(  # maps, key channels are the columns
+        1 << 16,
+        MAPS << 15,
+        lambda first, k, n: _swizzled(first + n // 64 * 128 * 128 + k * 128 + n % 64 * 2, 7),
+    ),
+    64: Part(  # the state, along key channels
+        0,
+        1 << 14,
+        lambda first, k, n: _swizzled(first + n * 128 + k * 2, 7),
+    ),
+}
+"""The same for the fix-up, in all of its shared memory."""
+
+
 def run_fused(
     frame: str,
     builders: int,
@@ -95,7 +110,8 @@ def run_fused(
     """
     plan = FusedPlan(frame, builders, scales=options.l2norm)
     state = inputs["initial_state"]
-    program = Program(compiled_fused(frame, builders, state is not None, options=options)[2])
+    ptx = compiled_fused(frame, builders, state is not None, options=options)[2]
+    fused, fixup = (Program(ptx, f"kda_{name}") for name in ("fused", "fixup"))
     T, H = inputs["v"].shape[-3:-1]
     equal = options.offsets == "equal"
     if equal:
@@ -142,19 +158,35 @@ def run_fused(
     parameters.append(tensor(o, (T, H), (H * 128,)))
     if options.final_state is not None:
         parameters.append(tensor(final, (N, H), (H * 16384,)))
-    parameters += [struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
+    total = N * pieces * H
+    words = Scratch(total).words(T, H) if pieces > 1 else 1
+    scratch = tensor(np.full(words, np.nan, np.float32), (words,), ())
+    fixing = [parameters[5], *parameters[7 if state is not None else 6 :], scratch]
+    fixing.append(struct.pack("<i", pieces))
+    parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:
         parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
     if options.gate == "safe":
         parameters.append(struct.pack("<f", inputs["lower_bound"]))
-    count = N * pieces * H
-    for index in range(count):
-        rng = None if order is None else random.Random(1000 * order + index)
-        Cta(
-            program, memory, parameters, index, count, plan.smem_bytes, plan.stage, PARTS, rng
-        ).run()
+    count = (total + 1) // 2 * 2
+    rng = None if order is None else random.Random(order)
+    for first in range(0, count, 2):
+        run_cluster(
+            [
+                Cta(
+                    fused, memory, parameters, index, count, plan.smem_bytes, plan.stage, PARTS,
+                    rng,
+                )
+                for index in (first, first + 1)
+            ]
+        )  # fmt: skip
+    if pieces > 1:
+        from candidates.kda_prefill.kernel.fixup import SMEM_BYTES as size
+
+        for index in range(count):
+            Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
     out = {"o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16)}
     if options.final_state is not None:
         words = final.view(np.int16) if final.dtype == np.uint16 else final

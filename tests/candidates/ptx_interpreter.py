@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,9 +27,15 @@ LANES = 32
 WARPGROUP = 128
 
 _WAIT = re.compile(
-    r"\{ \.reg \.pred p; LAB_WAIT: mbarrier\.try_wait\.parity\.shared::cta\.b64 p, (.*?);"
-    r" @!p bra LAB_WAIT; \}"
+    r"\{ \.reg \.pred p; LAB_WAIT: mbarrier\.try_wait\.parity\.shared::cta"
+    r"\.b64 p, (.*?); @!p bra LAB_WAIT; \}"
 )
+_TOGETHER = ("wgmma.mma", "shfl.sync", "redux.sync", "bar.warp.sync", "elect.sync")
+"""Instructions at which the lanes of a warp, or of a warpgroup, wait for one another."""
+
+RANK_SHIFT = 24
+"""Addresses of a cluster's shared memory carry 1 + the CTA's number from this bit on; a CTA's own
+need not."""
 
 # Lane of an accumulator or operand fragment: row and first column in a 16 x 8 tile.
 _ROW, _QUAD = np.arange(LANES) // 4, np.arange(LANES) % 4
@@ -80,11 +86,14 @@ class Program:
     Parameters
     ----------
     text : str
-        PTX with one entry.
+        PTX.
+    entry : str
+        How the kernel's name begins.
     """
 
-    def __init__(self, text: str) -> None:
-        body = text[text.index(".visible .entry") :]
+    def __init__(self, text: str, entry: str = "") -> None:
+        body = text[text.index(f".visible .entry {entry}") :]
+        body = body[: (body + ".visible .entry").index(".visible .entry", 1)]
         found = re.search(r"\.reqntid (\d+)", body)
         assert found is not None
         self.threads = int(found[1])
@@ -126,6 +135,13 @@ class _Barrier:
     count: int
     pending: int
     phase: int = 0
+    bytes: int = 0
+
+    def turn(self, arrivals: int, bytes_: int) -> None:
+        """Some arrivals, and bytes that are expected or, if negative, came."""
+        self.pending, self.bytes = self.pending - arrivals, self.bytes + bytes_
+        if self.pending == 0 and self.bytes == 0:
+            self.phase, self.pending = self.phase + 1, self.count
 
 
 @dataclass(frozen=True)
@@ -208,6 +224,9 @@ class Cta:
             "__dynamic_shmem__0": whole(SHARED_BASE),
         }
         self.barriers: dict[int, _Barrier] = {}
+        self.cluster, self.rank = [self], 0
+        self.meetings = np.zeros(self.n, np.int64)
+        self.executed = 0
 
     # -------------------------------------------------------------------------- scheduling
 
@@ -219,11 +238,19 @@ class Cta:
         Deadlock
             If none can go on before that.
         """
-        # Infinities are part of the arithmetic: what they spoil is replaced by selection.
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._run()
+        for stuck in self.steps():
+            if stuck:
+                raise Deadlock(stuck)
 
-    def _run(self) -> None:
+    def steps(self) -> Iterator[str]:
+        """Go on; now and then, and when nothing can, let others have a turn.
+
+        Yields
+        ------
+        str
+            Where all threads stand, if none can go on.
+        """
+        taken = 0
         n, warp = self.n, np.arange(self.n) // LANES
         at = np.zeros(n, np.int64)
         done, held, waiting = (np.zeros(n, bool) for _ in range(3))
@@ -235,9 +262,12 @@ class Cta:
                 if not progress or not waiting.any():
                     places = sorted({int(p) for p in at[~done]})
                     code = self.program.instructions
-                    raise Deadlock("; ".join(code[min(p, len(code) - 1)].text for p in places))
+                    yield "; ".join(code[min(p, len(code) - 1)].text for p in places)
                 waiting[:], progress = False, False
                 continue
+            taken += 1
+            if taken % 256 == 0:
+                yield ""
             chosen = ready
             if self.order is not None:
                 chosen = ready & (warp == self.order.choice(list(np.unique(warp[ready]))))
@@ -260,15 +290,26 @@ class Cta:
                 at[passed] = here + 1
                 waiting |= mask & ~passed
                 progress |= bool(passed.any())
+                self.executed += int(passed.sum())
                 continue
-            if opcode.startswith("wgmma.mma"):
-                together = np.repeat(mask.reshape(-1, WARPGROUP).all(1), WARPGROUP)
+            if opcode.startswith("barrier.cluster.wait"):
+                least = min(int(cta.meetings.min()) for cta in self.cluster)
+                passed = mask & (self.meetings <= least)
+                at[passed] = here + 1
+                waiting |= mask & ~passed
+                progress |= bool(passed.any())
+                self.executed += int(passed.sum())
+                continue
+            if opcode.startswith(_TOGETHER):
+                size = WARPGROUP if opcode.startswith("wgmma") else LANES
+                together = np.repeat(mask.reshape(-1, size).all(1), size)
                 waiting |= mask & ~together
                 if not together.any():
                     continue
                 mask = live = together
             at[mask] = here + 1
             progress = True
+            self.executed += 1
             if opcode.startswith("bra"):
                 at[live] = self.program.labels[a[0]]
             elif opcode == "ret":
@@ -292,8 +333,17 @@ class Cta:
         base, offset = self._address(a[0])
         parity, passed = self._get(a[1]), np.zeros(self.n, bool)
         for i in np.nonzero(mask)[0]:
-            passed[i] = self.barriers[int(base[i]) + offset].phase % 2 != parity[i] % 2
+            passed[i] = self._barrier(int(base[i]) + offset).phase % 2 != parity[i] % 2
         return passed
+
+    def _at(self, address: int) -> tuple[Cta, int]:
+        """CTA and own address of an address in the shared memory of the cluster."""
+        rank, own = address >> RANK_SHIFT, address & ((1 << RANK_SHIFT) - 1)
+        return (self.cluster[rank - 1] if rank else self), own
+
+    def _barrier(self, address: int) -> _Barrier:
+        cta, own = self._at(address)
+        return cta.barriers[own]
 
     # --------------------------------------------------------------------------- registers
 
@@ -329,24 +379,39 @@ class Cta:
 
     def _execute(self, instruction: _Instruction, mask: np.ndarray) -> None:
         parts, a = instruction.parts, instruction.arguments
-        name = {"and": "and_", "or": "or_", "not": "not_"}.get(parts[0], parts[0])
+        name = {"and": "and_", "or": "or_", "not": "not_", "barrier": "barrier_"}.get(
+            parts[0], parts[0]
+        )
         method = getattr(self, f"_{name}", None)
         if method is None:
             raise NotImplementedError(instruction.text)
         try:
-            method(parts, a, mask)
+            # Infinities are part of the arithmetic: what they spoil is replaced by selection.
+            with np.errstate(over="ignore", invalid="ignore"):
+                method(parts, a, mask)
         except (AssertionError, IndexError, KeyError, ValueError) as error:
             raise type(error)(f"{instruction.text}: {error}") from error
 
     def _nothing(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         """Orders what is in order here anyway."""
 
-    _fence = _setmaxnreg = _bar = _nothing
+    _fence = _setmaxnreg = _bar = _griddepcontrol = _nothing
+
+    def _barrier_(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
+        assert parts[:3] == ["barrier", "cluster", "arrive"]
+        self.meetings[mask] += 1
+
+    def _mapa(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
+        own = self._get(a[1]) & np.uint32((1 << RANK_SHIFT) - 1)
+        self._put(a[0], own + ((self._get(a[2]) + np.uint32(1)) << np.uint32(RANK_SHIFT)), mask)
 
     def _bytes(self, space: str, address: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         assert (address % size == 0).all(), "misaligned"
         if space == "shared":
             return self.shared, address - SHARED_BASE
+        if space == "shared::cluster":
+            target = self._at(int(address[0]))[0]
+            return target.shared, (address & ((1 << RANK_SHIFT) - 1)) - SHARED_BASE
         base, flat = self.memory.at(int(address.min()), int(address.max()) + size - 1)
         return flat, address - base
 
@@ -372,6 +437,11 @@ class Cta:
     def _st(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         base, offset = self._address(a[0])
         size = 2 if parts[-1] == "b16" else 4
+        if parts[1] == "async":
+            parts = ["st", "shared::cluster"]
+            (barrier, at), bytes_ = self._address(a[2]), size * len(self._names(a[1]))
+            for i in np.nonzero(mask)[0]:
+                self._barrier(int(barrier[i]) + at).turn(0, -bytes_)
         words = [self._get(n, f"u{8 * size}")[mask].astype(f"u{size}") for n in self._names(a[1])]
         flat, place = self._bytes(parts[1], base[mask] + offset, size * len(words))
         data = np.stack(words, 1).view(np.uint8)
@@ -382,6 +452,9 @@ class Cta:
             self.memory.at(int(address), int(address))
 
     def _cp(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
+        if parts[2] == "bulk":
+            self._bulk(a, mask)
+            return
         if parts[2] not in ("ca", "cg"):  # commit and wait: the copies are done
             return
         whole = int(a[2])
@@ -395,17 +468,36 @@ class Cta:
                 first = int(source[i]) - base
                 self.shared[place : place + size] = flat[first : first + size]
 
+    def _bulk(self, a: tuple[str, ...], mask: np.ndarray) -> None:
+        """To shared memory, from global memory or from that of this CTA."""
+        (target, offset), (source, from_), (barrier, at) = (self._address(a[i]) for i in (0, 1, 3))
+        size = self._get(a[2])
+        for i in np.nonzero(mask)[0]:
+            first, count = int(source[i]) + from_, int(size[i])
+            cta, place = self._at(int(target[i]) + offset)
+            if a[1].startswith("[%rd"):
+                base, flat = self.memory.at(first, first + count - 1)
+            else:
+                base, flat = SHARED_BASE, self.shared
+            place -= SHARED_BASE
+            cta.shared[place : place + count] = flat[first - base : first - base + count]
+            self._barrier(int(barrier[i]) + at).turn(0, -count)
+
     def _mbarrier(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         if parts[1] == "init":
             base, offset = self._address(a[0])
-            self.barriers[int(base[mask][0]) + offset] = _Barrier(int(a[1]), int(a[1]))
+            first = int(np.nonzero(mask)[0][0])
+            count = int(self._get(a[1])[first])
+            self.barriers[int(base[first]) + offset] = _Barrier(count, count)
+            return
+        if parts[1] == "inval":
+            base, offset = self._address(a[0])
+            del self.barriers[int(base[mask][0]) + offset]
             return
         base, offset = self._address(a[1])
+        expected = self._get(a[2]) if "expect_tx" in parts else np.zeros(self.n, np.int64)
         for i in np.nonzero(mask)[0]:
-            barrier = self.barriers[int(base[i]) + offset]
-            barrier.pending -= 1
-            if barrier.pending == 0:
-                barrier.phase, barrier.pending = barrier.phase + 1, barrier.count
+            self._barrier(int(base[i]) + offset).turn(1, int(expected[i]))
 
     def _matrix_rows(self, text: str) -> np.ndarray:
         base, offset = self._address(text)
@@ -686,3 +778,26 @@ _BINARY: dict[str, Any] = {
     "div": _divide,
     "rem": lambda x, y: x - y * _divide(x, y),
 }
+
+
+def run_cluster(ctas: list[Cta]) -> None:
+    """Run CTAs that see each other's shared memory, in turns.
+
+    Raises
+    ------
+    Deadlock
+        If no thread of any can go on.
+    """
+    for rank, cta in enumerate(ctas):
+        cta.cluster, cta.rank = ctas, rank
+    running = {cta.rank: cta.steps() for cta in ctas}
+    while running:
+        before, stuck = [cta.executed for cta in ctas], []
+        for rank in list(running):
+            said = next(running[rank], None)
+            if said is None:
+                del running[rank]
+            elif said:
+                stuck.append(said)
+        if running and len(stuck) == len(running) and before == [c.executed for c in ctas]:
+            raise Deadlock(" | ".join(stuck))

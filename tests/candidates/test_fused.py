@@ -10,13 +10,7 @@ import torch
 import operations
 from candidates import BuildError, Schedule
 from candidates.kda_prefill import FAMILY, emulate_fused
-from candidates.kda_prefill.kernel.fused_plan import (
-    BT,
-    GUARD,
-    SHORT,
-    FusedPlan,
-    pieces_of,
-)
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, MAPS, SHORT, FusedPlan, pieces_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
 from operations.kda_prefill import KdaWorkload
@@ -54,12 +48,13 @@ def test_fused_kernels_compile_without_spills_or_serialised_products(
     )
 
     function, cubin, _ = compiled_fused(frame, builders, True, remarks=True)
-    (resources,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    (resources, fixup), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
     plan = FusedPlan(frame, builders)
     assert resources.name.startswith("kda_fused_")
     assert resources.threads == plan.threads
     assert resources.dynamic_smem_bytes == plan.smem_bytes
-    assert budget_problems(resources) == ()
+    assert budget_problems(resources) == budget_problems(fixup) == ()
+    assert fixup.name.startswith("kda_fixup")
     output = "".join(capfd.readouterr())
     assert "Compiling entry function" in output  # the remarks were printed
     assert [c for c in ("C7511", "C7512", "C7514", "C7519") if c in output] == []
@@ -73,10 +68,10 @@ def test_registers_of_all_warpgroups_fit_what_the_launch_gives() -> None:
         assert wanted <= (2 + builders) * launched
 
 
-def test_the_family_compiles_a_fused_schedule_as_one_kernel() -> None:
+def test_the_family_compiles_a_fused_schedule_as_one_kernel_and_its_fix_up() -> None:
     pytest.importorskip("cutlass")
     build = FAMILY.compile(FusedSchedule("boundary", 2, 4).schedule())
-    assert [k.name[:10] for k in build.kernels] == ["kda_fused_"]
+    assert [k.name[:9] for k in build.kernels] == ["kda_fused", "kda_fixup"]
     assert build.problems == ()
 
 
@@ -125,7 +120,7 @@ def test_the_compiled_kernel_computes_what_the_oracle_does(
 
 @pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
 @pytest.mark.parametrize("regime", ["production", "slow", "beyond_20", "beyond_single_1e6"])
-def test_pieces_are_right_whether_they_warm_up_or_walk_on(
+def test_pieces_are_right_whether_they_warm_up_or_are_exact_segments(
     frame: str, builders: int, regime: str
 ) -> None:
     pytest.importorskip("cutlass")
@@ -205,6 +200,49 @@ def test_gates_of_production_are_never_steep() -> None:
         assert not emulate_fused._Chunks.of(plan, inputs).steep.any()
 
 
+@pytest.mark.parametrize(
+    ("frame", "builders", "regime"), [("middle", 3, "slow"), ("boundary", 2, "mixed")]
+)
+def test_pairs_across_heads_and_sequences_are_right(frame: str, builders: int, regime: str) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    workload, inputs = inputs_of((230, 0, 77), regime, heads=2)
+    judged(run_fused(frame, builders, inputs, 5), workload, inputs, regime)
+
+
+def test_a_carry_of_more_segments_than_fit_is_right() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    workload, inputs = inputs_of((544,), "slow")
+    pieces = 2 * MAPS + 5  # two chunks each
+    judged(run_fused("middle", 3, inputs, pieces), workload, inputs, "slow")
+
+
+@pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
+def test_steep_chunks_in_pairs_are_right(frame: str, builders: int) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    workload, inputs = inputs_of((270,), "slow")
+    for begin, end in ((100, 101), (150, 175), (180, 181), (240, 250)):
+        inputs["g"][begin:end, :, ::2] = -30.0
+    judged(run_fused(frame, builders, inputs, 4), workload, inputs, "slow")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_of_warps_does_not_change_a_bit_in_pairs(seed: int) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((170,), "slow", initial_state=False)
+    first = run_fused("middle", 3, inputs, 5)
+    again = run_fused("middle", 3, inputs, 5, order=seed)
+    for name, x in first.items():
+        assert torch.equal(x, again[name])
+
+
 @pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
 @pytest.mark.parametrize("level", [0.0, -7.0])
 def test_the_order_of_warps_does_not_change_a_bit(frame: str, builders: int, level: float) -> None:
@@ -232,18 +270,29 @@ def test_wrong_offsets_are_clamped_and_rows_outside_cleared() -> None:
     assert got["o"].isfinite().all()
 
 
-def test_missing_arrivals_are_reported_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("instruction", "tokens", "pieces"),
+    [
+        ("mbarrier.arrive.shared::cta", 20, 1),
+        ("mbarrier.arrive.shared::cluster", 300, 2),
+        ("cp.async.bulk.shared::cluster.shared::cta", 300, 2),
+        ("st.async.shared::cluster", 300, 2),
+    ],
+)
+def test_missing_arrivals_are_reported_and_do_not_hang(
+    instruction: str, tokens: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("cutlass")
     import fused_compile
     from ptx_interpreter import Deadlock, Program
 
-    _, inputs = inputs_of((20,), "production", initial_state=False)
+    _, inputs = inputs_of((tokens,), "slow", initial_state=False)
     function, cubin, ptx = fused_compile.compiled_fused("middle", 2, False)
-    broken = ptx.replace("mbarrier.arrive", "//mbarrier.arrive")
+    broken = ptx.replace(instruction, f"//{instruction}")
     assert len(Program(broken).instructions) < len(Program(ptx).instructions)
     monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_, **__: (function, cubin, broken))
     with pytest.raises(Deadlock):
-        fused_compile.run_fused("middle", 2, inputs, 1)
+        fused_compile.run_fused("middle", 2, inputs, pieces)
 
 
 # ------------------------------------------------------------------------------- emulation
@@ -266,6 +315,30 @@ def test_the_emulation_rounds_like_the_kernel() -> None:
         got = run_fused(frame, 2, inputs, 4)["o"].float()
         want = FAMILY.emulate(FusedSchedule(frame, 2, 1).schedule(), inputs)["o"].float()
         assert (got - want).norm() <= 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("frame", ["middle", "boundary"])
+def test_the_emulation_composes_segments_like_the_kernels(
+    frame: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((270,), "slow")
+    got = run_fused(frame, 2, inputs, 5)
+    monkeypatch.setattr(emulate_fused, "SMS", 5)
+    want = FAMILY.emulate(FusedSchedule(frame, 2, 1).schedule(), inputs)
+    for name, x in want.items():
+        error = (got[name].float() - x.float()).norm()
+        assert error <= 1e-3 * x.float().norm()
+
+
+def test_a_pair_takes_its_pieces_as_one_where_the_guard_fails_between_them() -> None:
+    segments = emulate_fused._segments
+    assert segments([0, 2, 2, 2], 0) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert segments([0, -1, -1, -1, -1], 0) == [(0, 2), (2, 4), (4, 5)]
+    assert segments([0, -1, -1, -1, -1], 5) == [(0, 1), (1, 3), (3, 5)]
+    assert segments([0, -1, -1, 2, -1], 0) == [(0, 2), (2, 3), (3, 4), (4, 5)]
 
 
 def test_a_warm_up_is_short_at_production_gates_and_none_will_do_at_slow_ones() -> None:

@@ -100,7 +100,7 @@ def test_variants_compile_without_spills_or_serialised_products(
     )
 
     function, cubin, _ = compiled_fused(frame, builders, True, remarks=True, options=options)
-    (resources,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    (resources, _), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
     assert resources.name.startswith(f"kda_fused_{frame}_b{builders}_{options.gate}_")
     assert budget_problems(resources) == ()
     output = "".join(capfd.readouterr())

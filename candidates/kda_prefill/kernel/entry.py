@@ -19,7 +19,7 @@ import torch
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
-from .fused_plan import pieces_of
+from .fused_plan import Scratch, pieces_of
 from .image import HEAD
 from .options import PLAIN, Options
 
@@ -136,7 +136,11 @@ def prepare(
     function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
         pieces = pieces_of(config.waves, N, H, _sms(v.device))
-        return functools.partial(_enqueue_fused, function, pieces)
+        rows = T if cu_seqlens is not None else N * T
+        words = Scratch(N * H * pieces).words(rows, H) if pieces > 1 else 1
+        if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
+            words = pieces = 1
+        return functools.partial(_enqueue_fused, function, words, pieces)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
     return functools.partial(_enqueue, function, scratch)
 
@@ -160,12 +164,13 @@ def _without_rows(
 
 
 def _enqueue_fused(
-    function, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
+    function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
     A_log=None, dt_bias=None, lower_bound=None,
 ) -> None:  # fmt: skip
-    """Launch; the fused kernel needs no scratch."""
+    """Allocate scratch and launch; see :func:`_enqueue`."""
+    scratch = torch.empty(words, dtype=torch.float32, device=v.device)
     function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scale, pieces,
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
         A_log, dt_bias, lower_bound,
     )  # fmt: skip
 

@@ -16,9 +16,9 @@ so that two exponentials, three products and three stores per element are all; t
 spans two half chunks, so that gates of -5 are the strongest it bears.  The ``boundary`` frame has
 Qhat, Kbar and W at the chunk's ends, as the split kernels do, and bears -10.
 
-Pieces of one sequence do not talk.  Each starts a few chunks early from a zero state where
-:class:`.fused_guard.Guard` proves that this drops nothing that counts; where it does not, the
-piece before walks on through it, exactly, and the CTA that is free takes half of its value rows.
+A piece starts a few chunks early from a zero state where :class:`.fused_guard.Guard` proves that
+this drops nothing that counts; where it does not, it becomes part of an exact segment:
+:mod:`.fused_exact`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,23 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import memory
-from cutlass.cute.nvgpu import OperandMajorMode
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_build import Build
+from candidates.kda_prefill.kernel.fused_exact import (
+    BEGINS,
+    CARRY,
+    CONTINUES,
+    FINAL,
+    FREE,
+    MAP,
+    NOWHERE,
+)
 from candidates.kda_prefill.kernel.fused_guard import Guard
 from candidates.kda_prefill.kernel.fused_load import Gates
-from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.options import PLAIN, Options
@@ -76,6 +85,7 @@ class Fused(Guard, Build, Scanning):
         S0: cute.Tensor | None,
         O: cute.Tensor,
         S: cute.Tensor | None,
+        X: cute.Tensor,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
         A_log: cute.Tensor | None,
@@ -103,6 +113,8 @@ class Fused(Guard, Build, Scanning):
         S : cute.Tensor or None
             Final states.  Must not overlap S0: the CTA of the last piece writes it while that of
             the first still reads.
+        X : cute.Tensor
+            Scratch of :class:`.fused_plan.Scratch`, fp32; any size if ``pieces`` is 1.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
             Of the gate's activation: see :class:`.fused_load.Gates`.
         scale : Float32
@@ -117,31 +129,18 @@ class Fused(Guard, Build, Scanning):
         mma_w, mma_s = product(OperandMajorMode.K, 2 * BT), product(OperandMajorMode.MN, HEAD)
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if Q.shape[1] > 0:
+            total = max(N, 1) * pieces * V.shape[1]
             self.kernel(
-                Q,
-                K,
-                V,
-                G,
-                B,
-                offsets,
-                S0,
-                O,
-                S,
-                scale,
-                pieces,
-                A_log,
-                dt_bias,
-                bound,
-                mma_t,
-                mma_w,
-                mma_s,
+                Q, K, V, G, B, offsets, S0, O, S, X, scale, pieces, A_log, dt_bias, bound,
+                mma_t, mma_w, mma_s,
             ).launch(
-                grid=(max(N, 1) * pieces * V.shape[1], 1, 1),
+                grid=((total + 1) // 2 * 2, 1, 1),
                 block=(self.plan.threads, 1, 1),
+                cluster=(2, 1, 1),
                 stream=stream,
                 min_blocks_per_mp=1,
                 preferred_smem_carveout=100,
-            )
+            )  # fmt: skip
 
     @cute.kernel
     def kernel(
@@ -155,6 +154,7 @@ class Fused(Guard, Build, Scanning):
         S0: cute.Tensor | None,
         O: cute.Tensor,
         S: cute.Tensor | None,
+        X: cute.Tensor,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
         A_log: cute.Tensor | None,
@@ -164,7 +164,7 @@ class Fused(Guard, Build, Scanning):
         mma_w: cute.TiledMma,
         mma_s: cute.TiledMma,
     ):
-        plan, stages = self.plan, self.plan.stages
+        plan = self.plan
         tidx = cute.arch.thread_idx()[0]
         warp_id = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.lane_idx()
@@ -173,104 +173,185 @@ class Fused(Guard, Build, Scanning):
         N = CU.shape[0] - 1 if ragged else T // CU
         G = Gates(G, A_log, dt_bias, bound)
         cta = cute.arch.block_idx()[0]
-        h, job = cta % H, cta // H
-        piece, n = job % pieces, job // pieces
+        rank, pair_id = cta % 2, cta // 2
 
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
-        if warp_id == 0:
+        if warp_id == SCAN_WARPS:
             if lane == 0:
-                for s in cutlass.range_constexpr(stages):
-                    ops.bar_init(at + (plan.off_bar + 8 * s), 4)  # full
-                    ops.bar_init(at + (plan.off_bar + 8 * (stages + s)), SCAN_WARPS)  # empty
-                    ops.bar_init(at + (plan.off_bar + 8 * (2 * stages + s)), 2)  # sums
-                cute.arch.mbarrier_init_fence()
+                self.begin_ring(at)
             cute.arch.sync_warp()
         if cutlass.const_expr(ragged):
             covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-            cute.arch.sync_threads()
-            self.clear_uncovered(CU, O, T, H, N, job, h, covered, warp_id, lane)
-        else:
-            cute.arch.sync_threads()
+            self.clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
 
+        # The pair's pieces: a, and b behind it, of the same chain or of the next.
+        total = N * H * pieces
+        own = cta
+        if pieces > 1:
+            own = pair_id * 2
+        n, h, p = own // pieces // H, own // pieces % H, own % pieces
+        row0, row1 = I32(0), I32(0)
         if n < N:
-            row0, row1 = (cute.arch.make_warp_uniform(r) for r in bounds(CU, n, T))
-            all_chunks = (row1 - row0 + BT - 1) // BT
-            parts = max(min(pieces, all_chunks // 2), 1)
-            active = piece < parts
-            leader, following, warm, role = piece, piece + 1, I32(0), I32(3)
-            if parts > 1 and active:
-                # Two boundaries at once: this piece's and the next one's.
-                if warp_id >= 16:
-                    here = max(all_chunks * piece // parts - SHORT, 0) * BT
-                    self.prefetch(Q, K, V, G, row0 + here, row1, h, H, warp_id - 16, lane)
-                warm, other = self.guards(
-                    K, G, B, at, row0, all_chunks, parts, piece, piece + 1, h, H, warp_id, lane
-                )
-                seek = I32(0)
-                if warm < 0:
-                    # The pieces up to the next free boundary are one.  The first CTA of these takes
-                    # value rows 0 to 63, the second the others; more would not make it faster.
-                    leader, role = piece - 1, I32(2)
-                    warm, other = self.guards(
-                        K,
-                        G,
-                        B,
-                        at,
-                        row0,
-                        all_chunks,
-                        parts,
-                        piece - 1,
-                        piece - 1,
-                        h,
-                        H,
-                        warp_id,
-                        lane,
-                    )
-                    active = warm >= 0
-                    if active:
-                        seek = I32(1)
-                elif other < 0:
-                    role = I32(1)
-                    seek = I32(1)
-                if seek > 0:
-                    following = leader + 2
-                while seek > 0:
-                    first, second = self.guards(
-                        K, G, B, at, row0, all_chunks, parts, following, following + 1,
-                        h, H, warp_id, lane,
-                    )  # fmt: skip
-                    if first >= 0:
-                        seek = I32(0)
-                    else:
-                        following = following + 1
-                        if second >= 0:
-                            seek = I32(0)
-                        else:
-                            following = following + 1
-            if active:
-                begin = all_chunks * leader // parts
-                stop = all_chunks * min(following, parts) // parts
-                start = begin - warm
-                count = cute.arch.make_warp_uniform(stop - start)
-                start = cute.arch.make_warp_uniform(start)
-                busy = cute.arch.make_warp_uniform((role >> warp_id // 4) & 1)
-                if warp_id < SCAN_WARPS:
-                    cute.arch.setmaxregister_increase(plan.scan_registers)
-                    if busy == 0:
-                        self.pass_on(at, count, lane)
-                    else:
-                        self.scan(
-                            S0, O, S, scale, base, n, h, row0, row1, start, count, warm,
-                            stop == all_chunks, tidx, warp_id, mma_t, mma_w, mma_s,
+            row0, row1 = bounds(CU, n, T)
+        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
+        chunks = (row1 - row0 + BT - 1) // BT
+        parts = max(min(pieces, chunks // 2), 1)
+        begin, stop = chunks * p // parts, chunks * min(p + 1, parts) // parts
+        jobs, pair = I32(0), I32(0)
+        if pieces == 1:
+            if n < N:
+                jobs = I32(1)
+                if warp_id == 0:
+                    if lane == 0:
+                        self.put_job(
+                            at, 0, (n, h, row0, row1, I32(0), chunks, I32(0), I32(3), I32(0),
+                                    I32(FINAL), I32(0)),
                         )  # fmt: skip
-                else:
-                    cute.arch.setmaxregister_decrease(plan.build_registers)
-                    self.build(
-                        Q, K, V, G, B, scale, at, h, H, row0 + start * BT, row1, count,
-                        warp_id, lane,
+        else:
+            n_b, h_b = (own + 1) // pieces // H, (own + 1) // pieces % H
+            p_b = (own + 1) % pieces
+            row0_b, row1_b = row0, row1
+            if n_b != n:
+                row0_b, row1_b = I32(0), I32(0)
+                if n_b < N:
+                    row0_b, row1_b = bounds(CU, n_b, T)
+            row0_b = cute.arch.make_warp_uniform(row0_b)
+            row1_b = cute.arch.make_warp_uniform(row1_b)
+            chunks_b = (row1_b - row0_b + BT - 1) // BT
+            parts_b = max(min(pieces, chunks_b // 2), 1)
+            begin_b = chunks_b * min(p_b, parts_b) // parts_b
+            stop_b = chunks_b * min(p_b + 1, parts_b) // parts_b
+            there, there_b = n < N and p < parts, n_b < N and p_b < parts_b
+            same = p_b > 0
+            asked = (
+                (row0, h, begin, there and p > 0),
+                (row0, h, begin_b, same and there_b),
+                (row0_b, h_b, stop_b, there_b and p_b + 1 < parts_b),
+            )
+            if warp_id >= 16:
+                first, first_row, end, head = begin, row0, row1, h
+                if rank > 0:
+                    first, first_row, end, head = begin_b, row0_b, row1_b, h_b
+                first = max(first - SHORT, 0) * BT
+                self.prefetch(Q, K, V, G, first_row + first, end, head, H, warp_id - 16, lane)
+            left, inner, right = I32(0), I32(0), I32(0)
+            if asked[0][3] or asked[1][3] or asked[2][3]:
+                left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
+            exact, merged = left < 0, same and inner < 0
+            flag = I32(FREE)
+            if rank == 0:
+                if exact:
+                    flag = I32(BEGINS)
+            elif merged:
+                flag = I32(CONTINUES)
+            # What each CTA does: its own piece; or both a, or a and b as one, and then b.
+            jobs = I32(1)
+            first_b, role = rank > 0, I32(3)
+            is_map = I32(0)
+            if exact or merged:
+                pair, first_b = I32(1), rank > 1
+                role = I32(1) << rank
+                if exact:
+                    role, is_map = I32(3), rank
+                if there_b and not merged:
+                    jobs = I32(2)
+            elif not there_b and rank > 0:
+                jobs = I32(0)
+            elif not there and rank == 0:
+                jobs = I32(0)
+            if warp_id == 0:
+                if lane == 0:
+                    self.put_flag(X, cta, flag)
+                    end_a, from_a = stop, begin - max(left, 0)
+                    target = I32(NOWHERE)
+                    if merged:
+                        end_a = stop_b
+                        if right < 0:
+                            target = I32(CARRY)
+                    if end_a == chunks:
+                        target = I32(FINAL)
+                    if exact:
+                        target = I32(CARRY)
+                        if rank > 0:
+                            target = I32(MAP)
+                    entries = Scratch(total)
+                    entry = entries.entries + own * entries.ENTRY
+                    job_a = (
+                        n, h, row0, row1, from_a, end_a - from_a, begin - from_a, role, is_map,
+                        target, entry,
                     )  # fmt: skip
+                    from_b = begin_b
+                    if same:
+                        from_b = begin_b - max(inner, 0)
+                    target_b = I32(NOWHERE)
+                    if right < 0:
+                        target_b = I32(CARRY)
+                    if stop_b == chunks_b:
+                        target_b = I32(FINAL)
+                    role_b = I32(3)
+                    if pair > 0:
+                        role_b = I32(1) << rank
+                    job_b = (
+                        n_b, h_b, row0_b, row1_b, from_b, stop_b - from_b, begin_b - from_b,
+                        role_b, I32(0), target_b, entry + entries.ENTRY,
+                    )  # fmt: skip
+                    if first_b:
+                        self.put_job(at, 0, job_b)
+                    else:
+                        self.put_job(at, 0, job_a)
+                    self.put_job(at, 1, job_b)
+            jobs = cute.arch.make_warp_uniform(jobs)
+            pair = cute.arch.make_warp_uniform(pair)
+        for m in (mma_t, mma_w, mma_s):
+            m.set(warpgroup.Field.ACCUMULATE, True)
+        cute.arch.sync_threads()
+        rest = (
+            Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
+            mma_t, mma_w, mma_s,
+        )  # fmt: skip
+        if pair > 0:
+            self.begin_pair(at, warp_id, lane)
+            self.work(jobs, *rest, True)
+            ops.sync_cluster()  # nobody leaves while its shared memory may be written
+        elif jobs > 0:
+            self.work(jobs, *rest, False)
+
+    @cute.jit
+    def work(
+        self, jobs, Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
+        mma_t, mma_w, mma_s, share: cutlass.Constexpr,
+    ):  # fmt: skip
+        """Up to two jobs of a pair, or the one of a CTA of its own, whose code does without pairs."""
+        at = base.toint()
+        if cutlass.const_expr(not share):
+            jobs = 1
+        if warp_id < SCAN_WARPS:
+            cute.arch.setmaxregister_increase(self.plan.scan_registers)
+            for j in cutlass.range(jobs, unroll=1):
+                if cutlass.const_expr(share):
+                    if j > 0:
+                        self.begin_again(at, warp_id, lane)
+                job = self.get_job(at, j)
+                busy = I32(1)
+                if cutlass.const_expr(share):
+                    busy = cute.arch.make_warp_uniform((job[7] >> warp_id // 4) & 1)
+                if busy == 0:
+                    self.pass_on(at, job[5], lane, share)
+                else:
+                    self.scan(
+                        S0, O, S, X, scale, base, j, total, tidx, warp_id, mma_t, mma_w, mma_s,
+                        share,
+                    )  # fmt: skip
+        else:
+            cute.arch.setmaxregister_decrease(self.plan.build_registers)
+            for j in cutlass.range(jobs, unroll=1):
+                if cutlass.const_expr(share):
+                    if j > 0:
+                        self.begin_again(at, warp_id, lane)
+                job = self.get_job(at, j)
+                self.build(Q, K, V, G, B, scale, at, job, H, rank, warp_id, lane, share)
 
 
 def in_one_row(X):

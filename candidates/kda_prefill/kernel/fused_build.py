@@ -36,11 +36,16 @@ class Build(Steep, Load):
     plan: FusedPlan
 
     @cute.jit
-    def build(self, Q, K, V, G, B, scale, at, h, H, row, end, count, warp_id, lane):
-        """One of the building warpgroups: chunks ``group``, ``group + groups``, ... of ``count``.
+    def build(
+        self, Q, K, V, G, B, scale, at, job, H, rank, warp_id, lane, share: cutlass.Constexpr
+    ):  # fmt: skip
+        """One of the building warpgroups: its turns among the chunks of a job.
 
-        Chunk ``count`` is virtual: it only carries the last decay.
+        Of ``count`` chunks, ``group``, ``group + groups``, ... ; in a pair that shares chunks,
+        of every second one.  Chunk ``count`` is virtual: it only carries the last decay.
         """
+        _, h, row0, end, start, count = job[:6]
+        row = row0 + start * BT
         plan, layout = self.plan, self.plan.layout
         stages, groups = plan.stages, plan.groups
         w = warp_id % 4
@@ -62,26 +67,29 @@ class Build(Steep, Load):
         first = (I64(row) * H + h) * HEAD
         if cutlass.const_expr(not self.plain_rows):
             first, pitch = self.origin(K, G, row, h)
-        cursor = self.cursor(Q, K, V, G, group, first, tokens, half, lane, pitch)
+        turn, c0 = groups, I32(group)  # from one of its chunks to the next, and the first
+        if cutlass.const_expr(share):
+            turn, c0 = 2 * groups, group * 2 + rank
+        cursor = self.cursor(Q, K, V, G, c0, first, tokens, half, lane, pitch)
         beta = self.no_strength
-        rows = end - row - group * BT
-        if group < count:
-            self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch, cursor)
+        rows = end - row - c0 * BT
+        if c0 < count:
+            self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
             if w == 0:
-                beta = self.strengths(B, row + group * BT, min(rows, BT), h, lane)
+                beta = self.strengths(B, row + c0 * BT, min(rows, BT), h, lane)
         cute.arch.cp_async_commit_group()
-        if group < count and tokens == 1:
-            self.fetch_values(V, group, rows, first, sv, half, lane, pitch, cursor)
+        if c0 < count and tokens == 1:
+            self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
-        s, parity = I32(group), I32(0)  # stage of chunk c and how often the ring went round, mod 2
-        for c in cutlass.range(group, count + 1, groups, unroll=1):
+        s, parity = c0, I32(0)  # stage of chunk c and how often the ring went round, mod 2
+        for c in cutlass.range(c0, count + 1, turn, unroll=1):
             stage = at + s * self.plan.stage
             ops.bar_wait(empty + 8 * s, parity ^ 1)
             mine, steep = [F32(0.0), F32(0.0)], I32(0)
-            later = c + groups
+            later = c + turn
             rows = end - row - later * BT
             if cutlass.const_expr(self.plain_rows):
-                step = I64(pitch) * (2 * BT * groups)
+                step = I64(pitch) * (2 * BT * turn)
                 cursor = (cursor[0] + 2 * step, cursor[1] + step, *cursor[2:])
             if c < count:
                 cute.arch.cp_async_wait_group(1)  # all but the values
@@ -104,20 +112,19 @@ class Build(Steep, Load):
                         sg, sk, sq, stage, s, at, tokens, half, channel, lane, active
                     )
                     steep = self.vote(number, mine)
-                    op.store32(at + s * 4, steep, self.plan.off_steep)  # the same from everybody
+                    op.store32(at + s * 16, steep, self.plan.off_steep)  # the same from everybody
                 if cutlass.const_expr(self.options.l2norm):
                     self.put_output_scales(at, s, sb, scale, w, lane)
                 if steep > 0:
                     self.steep_chunk(
                         G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
-                        channel, tokens, half, w, lane,
+                        channel, tokens, half, w, lane, rank, share,
                     )  # fmt: skip
                     mine = [F32(0.0), F32(0.0)]  # its state is held at its start
                 else:
                     if cutlass.const_expr(not self.plan.boundary):
                         if tokens == 1:
-                            with cute.arch.elect_one():
-                                ops.bar_arrive(sums + 8 * s)
+                            self.tell_sums(at, s, sums, half, lane, rank, share)
                     tile = self.score_tile(stage, sp, w, lane)
                     self.keep_scores(tile, stage, sl, sb, scale, w, lane)
                 ops.sync_warp()  # the inputs are read
@@ -159,7 +166,12 @@ class Build(Steep, Load):
             if later < count and tokens == 1:
                 self.fetch_values(V, later, rows, first, sv, half, lane, pitch, cursor)
             cute.arch.cp_async_commit_group()
-            s = s + groups
+            if cutlass.const_expr(share):
+                ops.sync_group(number)  # the whole chunk is there
+                if lane == 0:
+                    self.send_quarter(at, s, full, rank ^ 1, w)
+                ops.sync_warp()
+            s = s + turn
             if s >= stages:
                 s = s - stages
                 parity = parity ^ 1
@@ -182,6 +194,29 @@ class Build(Steep, Load):
             Q.iterator.toint() - keys,
             V.iterator.toint() - keys - I64(pitch) * (8 * 2),
         )
+
+    @cute.jit
+    def send_quarter(self, at, s, full, other, w):
+        """Send a finished chunk to the other CTA; one thread of each warp, a quarter each.
+
+        And what else the scan reads of a stage: one of these things by each of three warps.
+        """
+        there = ops.in_cta(full + 8 * s, other)
+        part = self.plan.stage // 4
+        source = at + s * self.plan.stage + w * part
+        more = []  # (source, bytes) by warps 0, 1, 2
+        if cutlass.const_expr(not self.plan.boundary):
+            more += [(at + (s * 16 + self.plan.off_steep), 16)]
+            more += [(at + (s * 512 + self.plan.off_end), 4 * HEAD)]
+        if cutlass.const_expr(self.plan.scales):
+            more += [(at + (s * 4 * BT + self.plan.off_scale), 4 * BT)]
+        for i, (place, size) in enumerate(more):
+            if w == i:
+                ops.bar_expect_in(there, part + size)
+                ops.send(ops.in_cta(place, other), place, size, there)
+        if w >= len(more):
+            ops.bar_expect_in(there, part)
+        ops.send(ops.in_cta(source, other), source, part, there)
 
     @cute.jit
     def fetch(self, Q, K, G, c, rows, first, own, tokens, half, lane, pitch, cursor):

@@ -32,7 +32,7 @@ class Guard(Load):
     plan: FusedPlan
 
     @cute.jit
-    def clear_uncovered(self, CU, O, T, H, N, job, h, covered, warp_id, lane):
+    def clear_uncovered(self, CU, O, T, H, N, cta, covered, warp_id, lane):
         """Clear this CTA's share of the rows of O that no sequence covers."""
         begin = covered[0]
         end = max(covered[1], begin)
@@ -40,10 +40,11 @@ class Guard(Load):
             if N > 0:
                 end = bounds(CU, N - 1, T)[1]
             every = cute.arch.grid_dim()[0] // H * SCAN_WARPS
-            if warp_id < SCAN_WARPS:
-                for row in cutlass.range(job * SCAN_WARPS + warp_id, T, every, unroll=1):
+            if warp_id < SCAN_WARPS and cta // H * SCAN_WARPS < every:
+                first = cta // H * SCAN_WARPS + warp_id
+                for row in cutlass.range(first, T, every, unroll=1):
                     if row < begin or row >= end:
-                        place = ((I64(row) * H + h) * HEAD + lane * 4) * 2
+                        place = ((I64(row) * H + cta % H) * HEAD + lane * 4) * 2
                         op.ptx(
                             "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
                             inputs=[O.iterator.toint() + place, I32(0)],
@@ -79,8 +80,12 @@ class Guard(Load):
                 op.ptx("prefetch.global.L2 [{$r0}];", inputs=[at])
 
     @cute.jit
-    def guards(self, K, G, B, at, row0, chunks, parts, p0, p1, h, H, warp_id, lane):
-        """Chunks of warm-up that pieces p0 and p1 need; -1 where only the exact state will do.
+    def guards(self, K, G, B, at, boundaries, H, warp_id, lane):
+        """Chunks of warm-up that each of three boundaries needs; -1 where only the exact state
+        will do.
+
+        A boundary is (first row of its sequence, head, chunk, whether to ask at all); 0 chunks
+        where one does not ask.
 
         Two tokens map a state by A2 D2 A1 D1, with D = diag(e^g) and A = I - beta k k^T.
         |A| <= 1 where 0 <= beta |k|^2 <= 2, so that the map's norm is at most
@@ -88,37 +93,22 @@ class Guard(Load):
         over its pairs.  All threads; the same arithmetic whoever asks, so that neighbouring
         pieces agree.
         """
-        b0, b1 = chunks * min(p0, parts) // parts, chunks * min(p1, parts) // parts
-        near = self.windows(
-            K, G, B, at, row0, b0 - SHORT, b1 - SHORT, p0 < parts, p1 < parts, h, H, warp_id, lane
-        )
-        far = [F32(0.0), F32(0.0)]
+        short = [(r, h, b - SHORT, u and b > SHORT) for r, h, b, u in boundaries]
+        near = self.windows(K, G, B, at, short, H, warp_id, lane)
         wide = [
-            (p0, p1)[i] < parts
+            boundaries[i][3]
             and near[i] > GUARD
             and near[i] <= GUARD / 4
-            and (b0, b1)[i] > 2 * SHORT
-            for i in range(2)
+            and boundaries[i][2] > 2 * SHORT
+            for i in range(3)
         ]
-        if wide[0] or wide[1]:
-            far = self.windows(
-                K,
-                G,
-                B,
-                at,
-                row0,
-                b0 - 2 * SHORT,
-                b1 - 2 * SHORT,
-                wide[0],
-                wide[1],
-                h,
-                H,
-                warp_id,
-                lane,
-            )
+        far = [F32(0.0)] * 3
+        if wide[0] or wide[1] or wide[2]:
+            long = [(r, h, b - 2 * SHORT, wide[i]) for i, (r, h, b, _) in enumerate(boundaries)]
+            far = self.windows(K, G, B, at, long, H, warp_id, lane)
         out = []
-        for i in cutlass.range_constexpr(2):
-            b = (b0, b1)[i]
+        for i in cutlass.range_constexpr(3):
+            b = boundaries[i][2]
             need = I32(-1)
             if wide[i] and near[i] + far[i] <= GUARD:
                 need = I32(2 * SHORT)
@@ -128,81 +118,79 @@ class Guard(Load):
                 need = I32(b)
             elif near[i] <= GUARD:
                 need = I32(SHORT)
-            if (p0, p1)[i] >= parts:
+            if not boundaries[i][3]:
                 need = I32(0)
-            out.append(need)
-        return out[0], out[1]
+            out.append(cute.arch.make_warp_uniform(need))
+        return out
 
     @cute.jit
-    def windows(self, K, G, B, at, row0, c0, c1, used0, used1, h, H, warp_id, lane):
-        """Logarithms of the bounds of the SHORT chunks from c0 and from c1 on."""
-        c, used = c0, used0
-        if warp_id // 8 > 0:
-            c, used = c1, used1
+    def windows(self, K, G, B, at, places, H, warp_id, lane):
+        """Logarithms of the bounds of the SHORT chunks at three places, a pair a warp of each."""
+        fmax = cute.arch.fmax
         if warp_id < 16:
-            logs = [F32(0.0), F32(0.0)]
-            if used and c > 0:
-                row = row0 + c * BT + warp_id % 8 * 4
-                gates, keys, betas = [], [], []
-                for r in cutlass.range_constexpr(4):
-                    read = self.guard_row(K, G, B, row, r, h, H, lane)
-                    for list_, x in zip((gates, keys, betas), read, strict=True):
-                        list_.append(x)
-                sums, tops = [], []
-                for j in cutlass.range_constexpr(2):
-                    g1, g2 = gates[2 * j], gates[2 * j + 1]
-                    k1 = [x for pair in keys[2 * j] for x in op.unpack(pair)]
-                    k2 = [x for pair in keys[2 * j + 1] for x in op.unpack(pair)]
-                    top = [g1[i] + g2[i] for i in range(4)]
-                    tops.append(
-                        cute.arch.fmax(
-                            cute.arch.fmax(top[0], top[1]), cute.arch.fmax(top[2], top[3])
-                        )
-                    )
-                    n1, n2, w1, w2 = (F32(0.0) for _ in range(4))
-                    for i in cutlass.range_constexpr(4):
-                        square = k1[i] * k1[i]
-                        n1, n2 = n1 + square, op.fma(k2[i], k2[i], n2)
-                        w1 = op.fma(square, op.exp2(g1[i] * F32(2 * LOG2E)), w1)
-                        w2 = op.fma(square, op.exp2(g2[i] * F32(2 * LOG2E)), w2)
-                    sums += [n1, n2, w1, w2]
-                for d in (16, 8, 4, 2, 1):
-                    for j in cutlass.range_constexpr(2):
-                        tops[j] = cute.arch.fmax(
-                            tops[j], cute.arch.shuffle_sync_bfly(tops[j], offset=d)
-                        )
-                # Eight sums in nine exchanges: lane l is left with sum l / 4.
-                for d in (16, 8, 4):
-                    upper = (lane & d) > 0
-                    n = len(sums) // 2
-                    sums = [
-                        op.select(upper, sums[n + i], sums[i])
-                        + cute.arch.shuffle_sync_bfly(
-                            op.select(upper, sums[i], sums[n + i]), offset=d
-                        )
-                        for i in range(n)
-                    ]
-                total = sums[0]
-                for d in (2, 1):
-                    total = total + cute.arch.shuffle_sync_bfly(total, offset=d)
-                for j in cutlass.range_constexpr(2):
-                    n1, n2, w1, w2 = (
-                        cute.arch.shuffle_sync(total, offset=16 * j + 4 * i) for i in range(4)
-                    )
-                    if cutlass.const_expr(self.options.l2norm):
-                        rho1, rho2 = (ops.rcp(n + F32(L2NORM_EPS)) for n in (n1, n2))
-                        n1, n2, w1, w2 = n1 * rho1, n2 * rho2, w1 * rho1, w2 * rho1
-                    beta1, beta2 = betas[2 * j], betas[2 * j + 1]
-                    tame = beta1 >= 0.0 and beta2 >= 0.0 and beta1 * n1 <= 2.0 and beta2 * n2 <= 2.0
-                    bound = op.exp2(tops[j] * F32(LOG2E)) + beta1 * ops.sqrt(w1) * ops.sqrt(w2)
-                    logs[j] = op.select(
-                        tame, cute.arch.fmax(ops.log2(bound) * F32(1 / LOG2E), F32(-1e3)), F32(1e30)
-                    )
-            if lane == 0:
-                op.store_f32x2(at + warp_id * 8, logs[0], logs[1], self.plan.off_guard)
+            # Unasked places read rows of an asked one, or of the batch's begin: nothing branches,
+            # and all loads are on their way before the first is used.
+            gates, keys, heads = [], [], []
+            row, head, beta_row, beta_head = I32(0), I32(0), I32(0), I32(0)
+            for i in cutlass.range_constexpr(3):
+                first, h, c, asked = places[i]
+                if asked:
+                    row, head = first + c * BT + warp_id * 2, h
+                if lane // 2 == i:
+                    beta_row, beta_head = row + lane % 2, head
+                for r in cutlass.range_constexpr(2):
+                    read = self.guard_row(K, G, row, r, head, H, lane)
+                    gates.append(read[0])
+                    keys.append(read[1])
+                heads.append(head)
+            # Lane l has beta of token l % 2 of place l / 2.
+            beta = self.activated(self.strength(B, beta_row, beta_head))
+            tops, sums = [], []
+            for i in cutlass.range_constexpr(3):
+                active = self.gate_constants(G, heads[i], lane * 4, 4)
+                g1, g2 = (self.guard_gates(gates[2 * i + r], active) for r in range(2))
+                k1, k2 = ([x for p in keys[2 * i + r] for x in op.unpack(p)] for r in range(2))
+                top = [g1[d] + g2[d] for d in range(4)]
+                tops.append(fmax(fmax(top[0], top[1]), fmax(top[2], top[3])))
+                n1, n2, w1, w2 = (F32(0.0) for _ in range(4))
+                for d in cutlass.range_constexpr(4):
+                    square = k1[d] * k1[d]
+                    n1, n2 = n1 + square, op.fma(k2[d], k2[d], n2)
+                    w1 = op.fma(square, op.exp2(g1[d] * F32(2 * LOG2E)), w1)
+                    w2 = op.fma(square, op.exp2(g2[d] * F32(2 * LOG2E)), w2)
+                sums += [n1, n2, w1, w2]
+            for d in (16, 8, 4, 2, 1):
+                tops = [fmax(x, cute.arch.shuffle_sync_bfly(x, offset=d)) for x in tops]
+            # Twelve sums in eighteen exchanges: the lanes of eight are left with three.
+            for d in (16, 8):
+                upper = (lane & d) > 0
+                n = len(sums) // 2
+                sums = [
+                    op.select(upper, sums[n + i], sums[i])
+                    + cute.arch.shuffle_sync_bfly(op.select(upper, sums[i], sums[n + i]), offset=d)
+                    for i in range(n)
+                ]
+            for d in (4, 2, 1):
+                sums = [x + cute.arch.shuffle_sync_bfly(x, offset=d) for x in sums]
+            for i in cutlass.range_constexpr(3):
+                n1, n2, w1, w2 = (
+                    cute.arch.shuffle_sync(sums[j % 3], offset=j // 3 * 8)
+                    for j in range(4 * i, 4 * i + 4)
+                )
+                if cutlass.const_expr(self.options.l2norm):
+                    rho1, rho2 = (ops.rcp(n + F32(L2NORM_EPS)) for n in (n1, n2))
+                    n1, n2, w1, w2 = n1 * rho1, n2 * rho2, w1 * rho1, w2 * rho1
+                beta1, beta2 = (cute.arch.shuffle_sync(beta, offset=2 * i + r) for r in range(2))
+                tame = beta1 >= 0.0 and beta2 >= 0.0 and beta1 * n1 <= 2.0 and beta2 * n2 <= 2.0
+                bound = op.exp2(tops[i] * F32(LOG2E)) + beta1 * ops.sqrt(w1) * ops.sqrt(w2)
+                log = op.select(
+                    tame, cute.arch.fmax(ops.log2(bound) * F32(1 / LOG2E), F32(-1e3)), F32(1e30)
+                )
+                if lane == 0:
+                    op.store_f32(at + warp_id * 4, log, self.plan.off_guard + 64 * i)
         cute.arch.sync_threads()
-        out = [F32(0.0), F32(0.0)]
-        for i in cutlass.range_constexpr(2):
+        out = [F32(0.0)] * 3
+        for i in cutlass.range_constexpr(3):
             for w in cutlass.range_constexpr(16):
                 out[i] = out[i] + op.load_f32(at, self.plan.off_guard + 64 * i + 4 * w)
         cute.arch.sync_threads()

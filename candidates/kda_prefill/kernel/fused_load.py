@@ -282,8 +282,8 @@ class Load:
 
     # ---------------------------------------------------------------------------- guard
 
-    def guard_row(self, K, G, B, row, r, h, H, lane):
-        """Row ``row + r`` as the guard reads it: gates and keys of a lane's four channels, beta."""
+    def guard_row(self, K, G, row, r, h, H, lane):
+        """Row ``row + r`` as the guard reads it: gates as they come, keys; of four channels."""
         size = self.options.gate_bytes
         if self.options.compact:
             src = (I64(row) * H + h) * HEAD + lane * 4 + r * H * HEAD
@@ -295,10 +295,14 @@ class Load:
             code = "ld.global.nc.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
             gates = op.ptx(code, [F32] * 4, [at(G.g, 0, size)])
         else:
-            gates = [x for pair in load_pairs(at(G.g, 0, size)) for x in op.unpack(pair)]
-        keys = load_pairs(at(K, 1, 2))
-        beta = self.activated(self.strength(B, row + r, h))
-        return self.gates(gates, self.gate_constants(G, h, lane * 4, 4)), keys, beta
+            gates = load_pairs(at(G.g, 0, size))
+        return gates, load_pairs(at(K, 1, 2))
+
+    def guard_gates(self, gates, active):
+        """The gates of what :meth:`guard_row` read; apart from it, so that all loads come first."""
+        if self.options.gate_bytes == 2:
+            gates = [x for pair in gates for x in op.unpack(pair)]
+        return self.gates(gates, active)
 
 
 def load_pairs(address):

@@ -9,20 +9,29 @@ from candidates.kda_prefill.kernel import prep_ops as op
 
 __all__ = [
     "bar_arrive",
+    "bar_arrive_in",
+    "bar_end",
+    "bar_expect",
+    "bar_expect_in",
     "bar_init",
     "bar_wait",
     "copy4",
     "copy16",
     "copy16_whole",
     "fence_async",
+    "fetch",
+    "in_cta",
     "load_shared32",
     "load_shared64",
     "log2",
     "opaque",
     "rcp",
     "rsqrt",
+    "send",
+    "send_f32x2",
     "sqrt",
     "store_shared64",
+    "sync_cluster",
     "sync_group",
     "sync_group_below",
     "sync_warp",
@@ -34,6 +43,11 @@ F32, I32 = op.F32, op.I32
 def bar_init(address, count):
     """Make a barrier of ``count`` arrivals a phase."""
     op.ptx(f"mbarrier.init.shared::cta.b64 [{{$r0}}], {count};", inputs=[address])
+
+
+def bar_end(address):
+    """What was a barrier is plain memory again."""
+    op.ptx("mbarrier.inval.shared::cta.b64 [{$r0}];", inputs=[address])
 
 
 def bar_arrive(address):
@@ -131,3 +145,65 @@ def store_shared64(address, words, at=0):
 def opaque(x):
     """``x``, in a way that keeps the compiler from hoisting what is computed from it."""
     return op.ptx("mov.b32 {$w0}, {$r0};", [I32], [x])
+
+
+def bar_expect(address, size: int):
+    """One arrival, and ``size`` bytes more that have to come before the phase is over."""
+    op.ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], " + f"{size};", inputs=[address])
+
+
+def fetch(target, source, size: int, barrier):
+    """Bytes from global to shared memory, which a barrier counts."""
+    op.ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], "
+        + f"{size}, [{{$r2}}];",
+        inputs=[target, source, barrier],
+    )
+
+
+# --------------------------------------------------------------------- the other CTA of a pair
+
+
+def in_cta(address, rank):
+    """The same place in the shared memory of a CTA of the cluster."""
+    return op.ptx("mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", [I32], [address, rank])
+
+
+def bar_arrive_in(address):
+    """One arrival at a barrier of any CTA of the cluster; ``address`` from :func:`in_cta`.
+
+    Says that this thread has read, not that it has written: a release at the scope of the cluster
+    would wait until its stores to global memory are done.
+    """
+    op.ptx("mbarrier.arrive.shared::cluster.b64 _, [{$r0}];", inputs=[address])
+
+
+def bar_expect_in(address, size: int):
+    """One arrival, and ``size`` bytes more that have to come before the phase is over."""
+    op.ptx(
+        "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [{$r0}], " + f"{size};",
+        inputs=[address],
+    )
+
+
+def send(target, source, size: int, barrier):
+    """Bytes to another CTA, which its barrier counts; addresses of it from :func:`in_cta`."""
+    op.ptx(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+        " [{$r0}], [{$r1}], " + f"{size}, [{{$r2}}];",
+        inputs=[target, source, barrier],
+    )
+
+
+def send_f32x2(address, x, y, barrier):
+    """Eight bytes to another CTA, which its barrier counts; addresses from :func:`in_cta`."""
+    op.ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [{$r0}], {{$r1}, {$r2}},"
+        " [{$r3}];",
+        inputs=[address, x, y, barrier],
+    )
+
+
+def sync_cluster():
+    """All threads of the cluster."""
+    op.ptx("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")

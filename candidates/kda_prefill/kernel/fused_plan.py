@@ -1,19 +1,26 @@
-"""Sizes of the fused kernel, decided before it is compiled; needs neither torch nor the DSL."""
+"""Sizes of the fused kernel and of its scratch, decided before it is compiled.
+
+Needs neither torch nor the DSL.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 
 __all__ = [
     "BT",
     "GUARD",
+    "JOB_WORDS",
     "LOWER_PITCH",
+    "MAPS",
     "PITCH",
     "SCAN_WARPS",
     "SHORT",
     "FusedPlan",
+    "Scratch",
     "pieces_of",
 ]
 
@@ -35,6 +42,13 @@ SHORT = 2
 GUARD = -14.0
 """A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
 
+JOB_WORDS = 12
+"""Words that describe a job: sequence, head, first and past-the-last row, first chunk, chunks of
+it and of the warm-up among them, warpgroups that scan, map or not, target, entry, one unused."""
+
+MAPS = 4
+"""Maps of exact segments that the fix-up has in shared memory at once."""
+
 _REGISTERS = {(3, False): (152, 56), (2, False): (168, 88), (2, True): (168, 88)}
 """Registers of a scanning and a building thread, by (builders, boundary frame)."""
 
@@ -51,7 +65,7 @@ class FusedPlan:
     builders : int
         Warpgroups that take turns at building chunks: 2 or 3.
     stages : int
-        Chunks in the ring.
+        Chunks in the ring, an even number: the CTAs of a pair build every second one.
     scales : bool
         Whether the outputs of a chunk's tokens have factors of their own.
 
@@ -63,7 +77,7 @@ class FusedPlan:
 
     frame: str
     builders: int
-    stages: int = 6
+    stages: int = 8
     scales: bool = False
 
     def __post_init__(self) -> None:
@@ -134,23 +148,64 @@ class FusedPlan:
         return self.off_end + self.stages * 4 * HEAD
 
     @property
+    def off_jobs(self) -> int:
+        """Up to two jobs."""
+        return self.off_guard + 192
+
+    @property
     def off_bar(self) -> int:
         """Barriers: full, empty, sums known; one of each per stage."""
-        return self.off_guard + 128
+        return self.off_jobs + 2 * 4 * JOB_WORDS
 
     @property
     def off_steep(self) -> int:
-        """Whether the chunk in each stage is steep, int32."""
-        return self.off_bar + 3 * 8 * self.stages
+        """Whether the chunk in each stage is steep, int32 in 16 bytes."""
+        return self.off_bar + (3 * 8 * self.stages + 15) // 16 * 16
 
     @property
     def off_scale(self) -> int:
         """Factors of the outputs of each chunk in the ring, if there are some."""
-        return self.off_steep + (4 * self.stages + 7) // 8 * 8
+        return self.off_steep + 16 * self.stages
 
     @property
     def smem_bytes(self) -> int:
         return self.off_scale + 4 * BT * self.stages * self.scales
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where things stand in the scratch of one fused call, in fp32 words.
+
+    One flag and one entry for each piece: C of the segment that begins there, fp32 in the order of
+    accumulator fragments; its M without the diagonal, bf16, as the shared-memory image that the
+    fix-up multiplies with; the diagonal of M, fp32, in the order of :meth:`.ImageLayout.
+    decay_position`.  Behind them P, bf16 shaped like the outputs.  Works on run-time integers too.
+
+    Parameters
+    ----------
+    total : int
+        Pieces of all sequences and heads, those that do not exist included.
+    """
+
+    total: Any
+
+    MAP = HEAD * HEAD
+    DIAGONAL = MAP + HEAD * HEAD // 2
+    ENTRY = DIAGONAL + HEAD
+
+    @property
+    def entries(self) -> Any:
+        """Begin of the entries, a multiple of 1 KiB."""
+        return (self.total + 255) // 256 * 256
+
+    @property
+    def outputs(self) -> Any:
+        """Begin of P."""
+        return self.entries + self.total * self.ENTRY
+
+    def words(self, T: int, H: int) -> int:
+        """Size of the scratch of T rows of H heads."""
+        return int(self.outputs + T * H * (HEAD // 2))
 
 
 def pieces_of(waves: int, N: int, H: int, sms: int) -> int:

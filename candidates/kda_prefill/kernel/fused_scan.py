@@ -10,8 +10,9 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_exact import FINAL, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.step import narrow, widen, zero
 
@@ -21,20 +22,27 @@ BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
-class Scanning(Load):
+class Scanning(Exact, Load):
     """The part of the fused kernel that walks the chunks."""
 
     plan: FusedPlan
 
+    def release(self, here, odd, share):
+        """Let a chunk go; one lane.  In a pair the CTA that builds this stage wants to know."""
+        if share:
+            ops.bar_arrive_in(ops.in_cta(here, odd))
+        else:
+            ops.bar_arrive(here)
+
     @cute.jit
-    def pass_on(self, at, count, lane):
+    def pass_on(self, at, count, lane, share: cutlass.Constexpr):
         """A scanning warpgroup whose rows another CTA takes: let every chunk go."""
         full, empty = at + self.plan.off_bar, at + self.plan.off_bar + 8 * self.plan.stages
         s, phase = I32(0), I32(0)
         for _ in cutlass.range(count, unroll=1):
             ops.bar_wait(full + 8 * s, phase)
             if lane == 0:
-                ops.bar_arrive(empty + 8 * s)
+                self.release(empty + 8 * s, s & 1, share)
             s = s + 1
             if s == self.plan.stages:
                 s = I32(0)
@@ -42,10 +50,11 @@ class Scanning(Load):
 
     @cute.jit
     def scan(
-        self, S0, O, S, scale, base, n, h, row0, row1, start, count, warm, last, tidx, warp_id,
-        mma_t, mma_w, mma_s,
+        self, S0, O, S, X, scale, base, job, total, tidx, warp_id, mma_t, mma_w, mma_s,
+        share: cutlass.Constexpr,
     ):  # fmt: skip
-        """One of the two warpgroups that hold the state."""
+        """One of the two warpgroups that hold the state, through job number ``job``."""
+        n, h, row0, row1, start, count, warm, _, is_map, *_ = self.get_job(base.toint(), job)
         layout, stages = self.plan.layout, self.plan.stages
         wg, t = warp_id // 4, tidx % 128
         at = base.toint()
@@ -63,8 +72,6 @@ class Scanning(Load):
             (base + self.plan.off_o // 2).align(128),
             cute.make_layout(((16, SCAN_WARPS), BT), stride=((1, PITCH * BT), PITCH)),
         )
-        for m, accumulate in ((mma_t, True), (mma_w, True), (mma_s, True)):
-            m.set(warpgroup.Field.ACCUMULATE, accumulate)
         thr_t, thr_w, thr_s = mma_t.get_slice(t), mma_w.get_slice(t), mma_s.get_slice(t)
         frag = lambda mma, thr, x: mma.make_fragment_B(thr.partition_B(x))  # descriptors
         rW, rK, rA = frag(mma_w, thr_w, sWQ), frag(mma_s, thr_s, sK), frag(mma_t, thr_t, sA)
@@ -93,7 +100,11 @@ class Scanning(Load):
         o_at = (
             I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + warp_id * 16 + v
         )  # of chunk -1
-        o_at = O.iterator.toint() + o_at * 2
+        out = O.iterator.toint()
+        if cutlass.const_expr(share):
+            if is_map > 0:
+                out = X.iterator.toint() + I64(Scratch(total).outputs) * 4
+        o_at = out + o_at * 2
         o_step = pitch * (2 * BT)
         o_row = -(warm + 1) * BT
         o_end = max(row1 - row0 - (start + warm) * BT - tok, 0)
@@ -103,14 +114,19 @@ class Scanning(Load):
 
         zero(accS)
         if cutlass.const_expr(S0 is not None):
-            if start == 0:
+            if start == 0 and is_map == 0:
                 load_state(state(S0), accS)
+        keep = None
+        if cutlass.const_expr(share):
+            keep = is_map - 1  # a map has no values
+            if is_map > 0:
+                self.identity(accS, wg, t)
         e_at = at + t % 4 * 16
         s = I32(0)
         phase = I32(0)
         ops.bar_wait(full, I32(0))
         self.load_values(u_at, u)
-        widen(u, accV)
+        widen(u, accV, keep)
         self.load_decay(e_at, factors)
         steep = self.steepness(at)
         accO.store(accV.load())  # any value but a constant, as in zero()
@@ -157,22 +173,30 @@ class Scanning(Load):
             shift = s * self.plan.stage
             self.load_values(u_at + shift, u)
             self.load_decay(e_at + shift, factors)  # while S's product runs
-            steep = self.steepness(at + s * 4)
-            widen(u, accV)
+            steep = self.steepness(at + s * 16)
+            widen(u, accV, keep)
             self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
             cute.arch.sync_warp()
             if tidx % 32 == 0:
-                ops.bar_arrive(here)
+                self.release(here, (s & 1) ^ 1, share)
         narrow(accO, o)
         self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
-        if cutlass.const_expr(S is not None):
-            if last:
-                if cutlass.const_expr(not self.plan.boundary):
-                    decay(factors, accS)
-                store_state(accS, state(S))
+        # Read again, not kept: registers.
+        n, h, *_, target, entry, _ = self.get_job(at, job)
+        state = lambda X: thr_s.partition_C(
+            cute.local_tile(X[n, h, None, None], (64, HEAD), (wg, 0))
+        )
+        if target > 0:
+            if cutlass.const_expr(not self.plan.boundary):
+                decay(factors, accS)
+            if target == FINAL:
+                if cutlass.const_expr(S is not None):
+                    store_state(accS, state(S))
+            else:
+                self.leave(X, entry, target, accS, wg, t)
 
     def load_values(self, place, u):
         """A lane's elements of U^T, from a stage."""

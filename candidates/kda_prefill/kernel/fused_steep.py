@@ -40,7 +40,7 @@ class Steep:
     @cute.jit
     def steep_chunk(
         self, G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
-        channel, tokens, half, w, lane,
+        channel, tokens, half, w, lane, rank, share: cutlass.Constexpr,
     ):  # fmt: skip
         """L, Aqk, Khat, Qhat, Kbar and decay, from the inputs and operands anchored at the middle.
 
@@ -62,7 +62,9 @@ class Steep:
         ops.sync_group(number)
         lane = op.anew(lane, lane)
         active = self.gate_constants(G, h, half * 64 + lane * 2)
-        self.boundary_form(sg, sk, sq, st, stage, s, sums, at, tokens, half, lane, active)
+        self.boundary_form(
+            sg, sk, sq, st, stage, s, sums, at, tokens, half, lane, active, rank, share
+        )
 
     def half_rows(self, sg, sk, sq, stage, sp, tokens, half, lane, active):
         """kR, qR and kC of 8 tokens, anchored behind the fourth of them."""
@@ -92,7 +94,27 @@ class Steep:
                 self.put(places, r, [op.exp2(y) for y in x], [op.exp2(-y) for y in x])
 
     @cute.jit
-    def boundary_form(self, sg, sk, sq, st, stage, s, sums, at, tokens, half, lane, active):
+    def tell_sums(self, at, s, sums, half, lane, rank, share: cutlass.Constexpr):
+        """The sums of a second half are there: say so to who builds the next chunk; one warp.
+
+        In a pair it is the other CTA, which is sent them.
+        """
+        if cutlass.const_expr(share):
+            there = ops.in_cta(sums + 8 * s, rank ^ 1)
+            place = at + s * 512 + half * 256 + lane * 8 + self.plan.off_sum
+            x, y = op.load_f32x2(place)
+            if lane == 0:
+                ops.bar_expect_in(there, 32 * 8)
+            ops.sync_warp()
+            ops.send_f32x2(ops.in_cta(place, rank ^ 1), x, y, there)
+        else:
+            with cute.arch.elect_one():
+                ops.bar_arrive(sums + 8 * s)
+
+    @cute.jit
+    def boundary_form(
+        self, sg, sk, sq, st, stage, s, sums, at, tokens, half, lane, active, rank, share
+    ):  # fmt: skip
         """Khat, Qhat and Kbar of 8 tokens, each from an exponent of its own, at most 0; the
         chunk's decay; and 0 as the sum that the next chunk asks for."""
         channel = half * 64 + lane * 2
@@ -108,8 +130,7 @@ class Steep:
                 op.store_f32x2(here + place * 4, whole[0], whole[1], self.plan.off_end)
                 op.store_f32x2(here + channel * 4, F32(0.0), F32(0.0), self.plan.off_sum)
                 ops.sync_warp()
-                with cute.arch.elect_one():
-                    ops.bar_arrive(sums + 8 * s)
+                self.tell_sums(at, s, sums, half, lane, rank, share)
         before = [op.select(tokens == 0, F32(0.0), x) for x in head]
         after = [op.select(tokens == 0, head[i] + tail[i], tail[i]) for i in range(2)]
         places = self.places(sk, sq, stage, tokens, half, lane)

@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
 from .config import Config, FusedConfig, boundary_words
+from .fixup import Fixup
 from .fused import Fused
 from .image import HEAD, ImageLayout
 from .options import PLAIN, Options
@@ -28,6 +29,7 @@ from .scan import Scan
 __all__ = [
     "ABI",
     "FUSED_ABI",
+    "FusedPrefill",
     "KdaPrefill",
     "NoFunctionError",
     "bare_function",
@@ -53,11 +55,12 @@ one segment; scale: a Python float.
 
 
 FUSED_ABI = (
-    *ABI[: ABI.index("images")], "scale", "pieces", "A_log", "dt_bias", "lower_bound",
+    *ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias", "lower_bound",
 )  # fmt: skip
 """The same for the fused kernel, where dtypes and strides are those of its :class:`.Options`.
 
-pieces: a Python int of at least 1; A_log: fp32 ``[HV]``; dt_bias: fp32 ``[HV, 128]``; lower_bound:
+scratch: fp32, of :class:`.fused_plan.Scratch`; pieces: a Python int of at least 1; A_log: fp32
+``[HV]``; dt_bias: fp32 ``[HV, 128]``; lower_bound:
 a Python float.  What the options do without is None, as are cu_seqlens if offsets are ``equal``,
 when q, k, v, g, beta and o begin with ``[B, T]``.
 """
@@ -99,6 +102,39 @@ class KdaPrefill:
             self.scan(X, CU, S0, O, S, None, stream)
         else:
             self.scan(X, CU, S0, O, S, (boundaries,), stream)
+
+
+class FusedPrefill:
+    """The fused kernel and its fix-up behind one host function."""
+
+    def __init__(self, config: FusedConfig, options: Options) -> None:
+        self.fused, self.fixup = Fused(config.frame, config.builders, options), Fixup()
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor | None,
+        S0: cute.Tensor | None,
+        O: cute.Tensor,
+        S: cute.Tensor | None,
+        X: cute.Tensor,
+        scale: cutlass.Float32,
+        pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
+        stream: CUstream,
+    ):
+        self.fused(
+            Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, bound, stream
+        )  # fmt: skip
+        if pieces > 1:
+            self.fixup(CU, O, S, X, pieces, stream)
 
 
 def _prep(config: Config) -> Prep:
@@ -201,10 +237,11 @@ def _strided(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
 def fused_job(
     config: FusedConfig, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The fused kernel, with the arguments to compile it."""
+    """The fused kernel and its fix-up, with the arguments to compile them."""
     a = _FusedArguments(with_state, options)
-    return Fused(config.frame, config.builders, options), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.scale, cutlass.Int32(1),
+    scratch = _fake(cutlass.Float32, (cute.sym_int(),), align=128)
+    return FusedPrefill(config, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
         a.A_log, a.dt_bias, a.bound, a.stream,
     )  # fmt: skip
 

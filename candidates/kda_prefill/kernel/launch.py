@@ -58,7 +58,7 @@ def kernel_names(segments: int) -> tuple[str, ...]:
     return ("kda_prep_", *inner, "kda_scan_")
 
 
-_FUSED_NAMES = ("kda_fused_",)
+_FUSED_NAMES = ("kda_fused_", "kda_fixup")
 
 
 def compile_schedule(schedule: Schedule) -> Build:
