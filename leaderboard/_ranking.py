@@ -151,12 +151,20 @@ def build_board(
     measured = [e for entries in groups.values() for e in entries if not e.modelled]
     cells = control_cells(session, {e.trial.job_id for e in measured}) if measured else {}
     ordered = []
-    for key in sorted(groups):
+    for key in _in_order(groups):
         placed, left = _order(groups[key], cells, filters.control)
         unranked += left
         if placed:
             ordered.append(tuple(placed))
     return Board(tuple(ordered), tuple(unranked))
+
+
+def _in_order(groups: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Groups as they are shown: of each operation the newest version first."""
+    found = sorted(groups)
+    found.sort(key=lambda group: (len(group[2]), group[2]), reverse=True)
+    found.sort(key=lambda group: group[:2])
+    return found
 
 
 def passed_entries(

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory whose leaderboard holds the shipped results."""
     found = tmp_path_factory.mktemp("shapes")
     with leaderboard.open_store(f"sqlite:///{found}/factory.db") as store:
-        for file in (ROOT / "leaderboard" / "shipped").glob("*.jsonl"):
+        for file in sorted((ROOT / "leaderboard" / "shipped").glob("*.jsonl")):
             leaderboard.import_file(store, file)
     return found
 
@@ -38,7 +38,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     monkeypatch.chdir(folder)
     # As if the operation were still the one that the shipped campaign met.
     with leaderboard.open_for_reading() as store:
-        version = store.get_campaign().operation_version
+        version = store.list_campaigns()[0].operation_version
     monkeypatch.setattr(operations.get("kda_prefill"), "version", version)
 
     def run(*argv: object) -> Any:
@@ -52,8 +52,10 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
 
 def trials(printed: Run) -> tuple[int, int, int]:
     """The two best of one job, and one that was rejected."""
-    first, second = printed("leaderboard", "--limit", 2)[:2]
-    return first["id"], second["id"], printed("leaderboard", "--rejected")[0]["id"]
+    campaign = printed("status")[0]["id"]
+    first, second = printed("leaderboard", "--campaign", campaign, "--limit", 2)[:2]
+    wrong = printed("leaderboard", "--campaign", campaign, "--rejected")[0]
+    return first["id"], second["id"], wrong["id"]
 
 
 def objects(printed: Run, command: str, tmp_path: Path) -> list[Any]:
@@ -72,7 +74,7 @@ def objects(printed: Run, command: str, tmp_path: Path) -> list[Any]:
     if words[:1] == ["operations"]:
         return [*printed("operations"), printed("operations", "kda_prefill")]
     if words[:2] == ["leaderboard", "import"]:
-        file = next((ROOT / "leaderboard" / "shipped").glob("*.jsonl"))
+        file = min((ROOT / "leaderboard" / "shipped").glob("*.jsonl"))
         return [printed("leaderboard", "import", file, "--db", f"sqlite:///{tmp_path}/x.db")]
     if words == ["gc"]:
         return [printed("gc")]
