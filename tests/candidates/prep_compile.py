@@ -51,6 +51,6 @@ def compiled_prep(variant: Variant, unroll: int = 1) -> Any:
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
     )
     with tempfile.TemporaryDirectory() as folder:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --dump-dir {folder}"
+        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
         function = cute.compile(prep, *arguments, options=options)
         return prep, function, function.__cubin__

@@ -6,7 +6,8 @@ shared memory, named barriers and a warpgroup's products block like on the machi
 never go on raises :class:`Deadlock`.  Asynchronous copies and products take effect when they are
 issued, which is one of the orders that the machine may choose.
 
-Only what the fused kernel is made of is known; anything else raises ``NotImplementedError``.
+Only what the fused kernel and PREP are made of is known; anything else raises
+``NotImplementedError``.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def _round_bf16(x: np.ndarray) -> np.ndarray:
 _TYPES: dict[str, Any] = {
     "f32": np.float32, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
     "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
-    "s16": np.int16, "u16": np.uint16, "b16": np.uint16,
+    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s8": np.int8,
 }  # fmt: skip
 
 
@@ -452,7 +453,10 @@ class Cta:
             self.memory.at(int(address), int(address))
 
     def _cp(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
-        if parts[2] == "bulk":
+        if parts[2:4] == ["bulk", "global"]:
+            self._store_bulk(a, mask)
+            return
+        if parts[2] == "bulk" and len(a) > 3:
             self._bulk(a, mask)
             return
         if parts[2] not in ("ca", "cg"):  # commit and wait: the copies are done
@@ -482,6 +486,14 @@ class Cta:
             place -= SHARED_BASE
             cta.shared[place : place + count] = flat[first - base : first - base + count]
             self._barrier(int(barrier[i]) + at).turn(0, -count)
+
+    def _store_bulk(self, a: tuple[str, ...], mask: np.ndarray) -> None:
+        (target, _), (source, offset) = self._address(a[0]), self._address(a[1])
+        for i in np.nonzero(mask)[0]:
+            place, size = int(source[i]) + offset - SHARED_BASE, int(self._get(a[2])[i])
+            base, flat = self.memory.at(int(target[i]), int(target[i]) + size - 1)
+            first = int(target[i]) - base
+            flat[first : first + size] = self.shared[place : place + size]
 
     def _mbarrier(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         if parts[1] == "init":
@@ -670,7 +682,10 @@ class Cta:
         elif "bf16" in parts:
             self._put(a[0], _round_bf16(self._get(a[1], "f32")).astype(np.uint16), mask)
         else:
-            self._put(a[0], self._get(a[1], parts[2]).astype(_TYPES[parts[1]]), mask)
+            value = self._get(a[1], parts[2]).astype(_TYPES[parts[2]]).astype(_TYPES[parts[1]])
+            if parts[1] == "s8":  # its registers have 16 bits
+                value = value.astype(np.int16)
+            self._put(a[0], value, mask)
 
     def _unary(self, function: Callable[[np.ndarray], np.ndarray]) -> Any:
         def run(parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
