@@ -31,9 +31,9 @@ from cutlass.cute.nvgpu import OperandMajorMode
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_guard import Guard
-from candidates.kda_prefill.kernel.fused_load import Gates
 from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 from candidates.kda_prefill.kernel.image import HEAD
@@ -104,7 +104,7 @@ class Fused(Guard, Build, Scanning):
             Final states.  Must not overlap S0: the CTA of the last piece writes it while that of
             the first still reads.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
-            Of the gate's activation: see :class:`.fused_load.Gates`.
+            Of the gate's activation: see :class:`.activate.Gates`.
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more.
