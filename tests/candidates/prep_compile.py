@@ -48,6 +48,9 @@ def compiled_prep(variant: Variant, unroll: int = 1) -> Any:
         tokens(),
         fake(cutlass.BFloat16, slots, H, prep.layout.elements, align=128),
         cutlass.Float32(1.0),
+        None,
+        None,
+        None,
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from candidates.kda_prefill.emulate import (
     largest_exponent,
     triangular_inverse,
 )
+from candidates.kda_prefill.kernel.options import LOWEST_BOUND
 from candidates.kda_prefill.kernel.steep_plan import STEEP_WINDOW
 from candidates.kda_prefill.space import KdaSchedule, bears_contract
 from operations import Regime, TensorError
@@ -233,10 +234,7 @@ def test_the_kernels_inverse_is_an_inverse(bt: int) -> None:
 
 
 def test_the_gate_floor_is_the_kernels() -> None:
-    pytest.importorskip("cutlass")
-    from candidates.kda_prefill.kernel import prep
-
-    assert prep.GATE_FLOOR == GATE_FLOOR
+    assert LOWEST_BOUND == GATE_FLOOR
 
 
 def test_a_full_reset_of_the_memory_is_served_without_nan() -> None:

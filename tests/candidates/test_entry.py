@@ -10,6 +10,7 @@ import torch
 from candidates.kda_prefill.kernel import arguments, entry
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
 from candidates.kda_prefill.kernel.image import ImageLayout
+from candidates.kda_prefill.kernel.options import Options
 
 CONFIG = Config(bt=32, anchor="mid")
 
@@ -23,7 +24,8 @@ def launched(monkeypatch):
         def function(*args):
             calls.append((config, with_state, args))
             args[7].fill_(1.0)
-            args[8].fill_(2.0)
+            if args[8] is not None:
+                args[8].fill_(2.0)
 
         return function
 
@@ -82,8 +84,8 @@ def test_scratch_is_sized_by_slots_and_new_in_each_call(launched):
 )
 def test_scale_is_honoured_and_zero_is_not_missing(launched, scale, passed):
     kda_prefill(**tensors(), scale=scale, schedule=CONFIG)
-    assert launched[0][2][-1] == passed
-    assert isinstance(launched[0][2][-1], float)
+    assert launched[0][2][11] == passed
+    assert isinstance(launched[0][2][11], float)
 
 
 def test_batch_without_offsets_is_equal_sequences(launched):
@@ -114,6 +116,58 @@ def test_a_fused_kernel_is_the_default_and_may_be_named(launched, schedule):
     assert args[8] is final_state
     assert args[9] == 1 / math.sqrt(128)
     assert args[10] == 132 // 6  # pieces of each of 2 sequences of 3 heads
+
+
+@pytest.mark.parametrize("schedule", [None, CONFIG])
+def test_what_activates_the_gate_is_passed_on(launched, schedule):
+    x, A_log, dt_bias = tensors(), torch.zeros(3), torch.ones(3, 128)
+    x["g"], x["beta"] = x["g"].bfloat16(), x["beta"].bfloat16()
+    kda_prefill(
+        **x, schedule=schedule, gate="safe", lower_bound=-5, A_log=A_log, dt_bias=dt_bias,
+        beta_logits=True, final_state=False,
+    )  # fmt: skip
+    ((_, _, args),) = launched
+    assert args[8] is None
+    assert args[-3] is A_log
+    assert args[-2] is dt_bias
+    assert args[-1] == -5.0
+    assert isinstance(args[-1], float)
+
+
+def test_options_follow_from_the_arguments(launched):
+    x, state = tensors(), states().bfloat16()
+    plain = entry.check(*x.values())
+    assert plain == Options()
+    assert entry.check(*x.values(), state).initial_state == "bfloat16"
+    assert entry.check(*x.values(), final_state=state).final_state == "bfloat16"
+    assert entry.check(*x.values(), final_state=False).final_state is None
+    assert entry.check(*tensors(batch=2).values()).offsets == "equal"
+    x["cu_seqlens"] = x["cu_seqlens"].long()
+    assert entry.check(*x.values()).offsets == "int64"
+    rows = torch.randn(37, 3, 384).bfloat16().split(128, -1)
+    x |= dict(zip("qkv", rows, strict=True))
+    assert not entry.check(*x.values()).compact
+    for name in "vg":
+        x[name] = torch.cat([x[name], x[name]], 1)
+    x["beta"] = torch.rand(6, 37).T
+    assert not entry.check(*x.values(), l2norm=True).compact
+
+
+def test_a_fused_kernel_takes_a_batch_as_it_is(launched):
+    x = tensors(T=20, batch=3)
+    o, final_state = kda_prefill(**x)
+    ((_, _, args),) = launched
+    assert args[0] is x["q"]
+    assert args[5] is None
+    assert o.shape == (3, 20, 3, 128)
+    assert final_state.shape == (3, 3, 128, 128)
+
+
+def test_sequences_of_a_batch_follow_each_other(launched):
+    x = tensors(T=20, batch=3)
+    x["k"] = torch.randn(3, 21, 3, 128).bfloat16()[:, 1:]
+    with pytest.raises(ValueError, match=r"k has strides .* sequences must follow"):
+        kda_prefill(**x)
 
 
 def test_a_fused_kernel_declines_a_state_in_place(launched):
@@ -381,21 +435,7 @@ REFUSED = {
 }
 
 SPLIT_DECLINES = {
-    "raw gate": (lambda x: {"gate": "softplus", "A_log": torch.zeros(3)}, "gate='softplus'"),
-    "g in bf16": (lambda x: {"g": x["g"].bfloat16()}, "g in bfloat16"),
-    "beta in bf16": (lambda x: {"beta": x["beta"].bfloat16()}, "beta in bfloat16"),
-    "beta logits": (lambda x: {"beta_logits": True}, "beta_logits"),
     "l2norm": (lambda x: {"l2norm": True}, "l2norm"),
-    "state in bf16": (
-        lambda x: {"initial_state": states().bfloat16()},
-        "initial_state in bfloat16",
-    ),
-    "state out in bf16": (
-        lambda x: {"final_state": states().bfloat16()},
-        "final_state in bfloat16",
-    ),
-    "no final state": (lambda x: {"final_state": False}, "final_state=False"),
-    "offsets in int64": (lambda x: {"cu_seqlens": x["cu_seqlens"].long()}, "cu_seqlens in int64"),
     "slices of one projection": (
         lambda x: dict(
             zip("qkv", torch.cat([x[n] for n in "qkv"], -1).split(128, -1), strict=True)

@@ -81,11 +81,11 @@ def test_raw_gates_of_any_strength_are_activated_where_a_chunk_is_steep() -> Non
 # ------------------------------------------------------------------------------- compilation
 
 
-@pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
 @pytest.mark.parametrize(
-    "options", [RAW, EVERYTHING, dataclasses.replace(RAW, offsets="equal")],
-    ids=["raw", "everything", "equal"],
-)  # fmt: skip
+    ("frame", "builders", "options"),
+    [("middle", 3, RAW), ("middle", 3, EVERYTHING), ("boundary", 2, EVERYTHING)],
+    ids=["raw", "everything", "boundary"],
+)
 def test_variants_compile_without_spills_or_serialised_products(
     frame: str, builders: int, options: Options, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from option_cases import call_of, errors, expected
 
-from candidates.kda_prefill.kernel.entry import FusedConfig, kda_prefill
+from candidates.kda_prefill.kernel.entry import Config, FusedConfig, kda_prefill
 from candidates.kda_prefill.kernel.options import PLAIN
 
 pytestmark = [
@@ -56,6 +56,8 @@ FORMS = {
 SCHEDULES = {
     "middle-3": FusedConfig("middle", 3),
     "boundary-2": FusedConfig("boundary", 2, 2),
+    "split-32": Config(32, "mid", segments=4),
+    "split-16": Config(16, "halving"),
 }
 CASES = (
     ((1,), 1, 2, True),
@@ -63,6 +65,10 @@ CASES = (
     ((1500, 3), 2, 3, True),
     ((2100,), 1, 1, True),
 )
+
+
+def served_by_split(options):
+    return options.compact and not options.l2norm
 
 
 def run(x, how, options, schedule, **more):
@@ -80,7 +86,9 @@ def run(x, how, options, schedule, **more):
 @pytest.mark.parametrize(
     ("form", "schedule"),
     [(form, "middle-3") for form in FORMS]
-    + [(form, "boundary-2") for form in ("plain", "raw", "softplus", "everything")],
+    + [(form, "boundary-2") for form in ("plain", "raw", "softplus", "everything")]
+    + [(form, "split-32") for form in FORMS if served_by_split(FORMS[form])]
+    + [(form, "split-16") for form in ("safe in bf16", "softplus")],
 )
 def test_every_form_is_right_and_repeats_bit_by_bit(form, schedule):
     options, worst = FORMS[form], {}

@@ -88,7 +88,7 @@ def launch(
     o = torch.full((T, H, 128), nan, dtype=torch.bfloat16, device="cuda")
     x = torch.full((count, H, prep.layout.elements), nan, dtype=torch.bfloat16, device="cuda")
     cu = torch.tensor(offsets, dtype=torch.int32, device="cuda")
-    function(*(inputs[n] for n in ("q", "k", "v", "g", "beta")), cu, o, x, 0.1)
+    function(*(inputs[n] for n in ("q", "k", "v", "g", "beta")), cu, o, x, 0.1, None, None, None)
     torch.cuda.synchronize()
     return x, o
 

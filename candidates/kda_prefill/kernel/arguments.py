@@ -159,15 +159,7 @@ def decline_for_split(options: Options) -> None:
         If an option is none of theirs.
     """
     for name, asked in (
-        (f"gate={options.gate!r}", options.raw_gate),
-        ("g in bfloat16", options.gate_dtype != "float32"),
-        ("beta in bfloat16", options.beta_dtype != "float32"),
-        ("beta_logits", options.beta_logits),
         ("l2norm", options.l2norm),
-        ("initial_state in bfloat16", options.initial_state != "float32"),
-        ("final_state in bfloat16", options.final_state == "bfloat16"),
-        ("final_state=False", options.final_state is None),
-        ("cu_seqlens in int64", options.offsets == "int64"),
         ("tensors that are not contiguous, or more value heads than keys", not options.compact),
     ):
         if asked:

@@ -176,7 +176,8 @@ def _enqueue_fused(
 
 
 def _enqueue(
-    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, *_
+    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
+    A_log=None, dt_bias=None, lower_bound=None,
 ) -> None:  # fmt: skip
     """Allocate scratch and launch.
 
@@ -190,8 +191,9 @@ def _enqueue(
         shape, dtype = scratch[1]
         boundaries = torch.empty(shape, dtype=dtype, device=device)
     function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries, scale
-    )
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries, scale,
+        A_log, dt_bias, lower_bound,
+    )  # fmt: skip
 
 
 def kda_prefill(
@@ -238,8 +240,8 @@ def kda_prefill(
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
     schedule : Config, FusedConfig or Mapping, optional
-        Which kernel; :data:`DEFAULT` if absent.  Split schedules serve the plain form alone:
-        what is not the default of an argument here is refused.
+        Which kernel; :data:`DEFAULT` if absent.  Split schedules decline ``l2norm``, more value
+        heads than heads, and tensors that are not contiguous.
     scale : float, optional
         Factor of the output, any number that fp32 holds, 0 included; ``1 / sqrt(128)`` if absent.
     stream : torch.cuda.Stream or int, optional
@@ -344,6 +346,7 @@ def _call(
     if cu_seqlens is None and isinstance(config, Config):  # split kernels know offsets only
         B, T = q.shape[:2]
         cu_seqlens = torch.arange(B + 1, dtype=torch.int32, device=q.device).mul_(T)
+        options = replace(options, offsets="int32")
         q, k, v, g, beta, o = (x.view(B * T, *x.shape[2:]) for x in (q, k, v, g, beta, out))
     prepare(config, v, cu_seqlens, initial_state, options)(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, o, final_state,

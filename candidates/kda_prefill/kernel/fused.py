@@ -31,6 +31,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_exact import (
     BEGINS,
@@ -42,7 +43,6 @@ from candidates.kda_prefill.kernel.fused_exact import (
     NOWHERE,
 )
 from candidates.kda_prefill.kernel.fused_guard import Guard
-from candidates.kda_prefill.kernel.fused_load import Gates
 from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 from candidates.kda_prefill.kernel.image import HEAD
@@ -116,7 +116,7 @@ class Fused(Guard, Build, Scanning):
         X : cute.Tensor
             Scratch of :class:`.fused_plan.Scratch`, fp32; any size if ``pieces`` is 1.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
-            Of the gate's activation: see :class:`.fused_load.Gates`.
+            Of the gate's activation: see :class:`.activate.Gates`.
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more.

@@ -11,7 +11,8 @@ import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fused_load import LOG2E, Load
+from candidates.kda_prefill.kernel.activate import LOG2E
+from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,

@@ -4,9 +4,7 @@ The plain form (:data:`.options.PLAIN`) is what the builders' own code has; the 
 :class:`.options.Options` is here.
 
 * **Gates** come into shared memory as they are, 2 or 4 bytes an element, and are activated where
-  they are summed: a sigmoid is 1 / (1 + 2^y), a softplus max(z, 0) + log2(1 + 2^-|z|) in units of
-  ln 2.  Approximations of hardware are relative, so that slow gates keep their digits.  Rows past
-  a sequence's end are set to what both activations make 0 of.
+  they are summed: :mod:`.activate`.
 * **l2norm** never touches an element of q or k.  With rho = 1 / (|k|^2 + eps) and k taken as it is,
   the chunk is that of ``beta rho`` in beta's place and of values divided by sqrt(rho), of which the
   latter only shows in the factor that makes U.  q's norm scales rows of Aqk and of the output.
@@ -15,57 +13,27 @@ The plain form (:data:`.options.PLAIN`) is what the builders' own code has; the 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Activation
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import L2NORM_EPS, LOWEST_BOUND, Options
+from candidates.kda_prefill.kernel.options import L2NORM_EPS
 
-__all__ = ["Gates", "Load"]
+__all__ = ["Load"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
-LOG2E = math.log2(math.e)
 INFINITY = math.inf
 
-_SLOPE_BITS = 100
-"""exp(A_log) is kept between 2^-100 and 2^100: its product with an infinite number is no NaN."""
 
-_SMALL = 1 / 16
-_LOG2_1P = (1.44269248, -0.72060912, 0.44889128)
-"""log2(1 + t) / t for t up to _SMALL, to 2e-6; the error of the hardware's log2 is absolute."""
-
-
-class Gates(NamedTuple):
-    """g and what activates it.
-
-    Attributes
-    ----------
-    g : cute.Tensor
-        [T, HV, 128], fp32 or bf16.
-    A_log : cute.Tensor or None
-        fp32 [HV].
-    dt_bias : cute.Tensor or None
-        fp32 [HV, 128].
-    bound : Float32 or None
-        Of a safe gate.
-    """
-
-    g: cute.Tensor
-    A_log: cute.Tensor | None
-    dt_bias: cute.Tensor | None
-    bound: cutlass.Float32 | None
-
-
-class Load:
+class Load(Activation):
     """The part of the fused kernel that knows in which form its inputs come."""
 
     plan: FusedPlan
-    options: Options
 
     # ------------------------------------------------------------------------- addresses
 
@@ -133,20 +101,6 @@ class Load:
         size = self.options.gate_bytes
         return sg + tokens * (8 * HEAD * size) + channel * size
 
-    def gate_constants(self, G, h, channel, count=2):
-        """What activates gates of ``count`` neighbouring channels; None where nothing does."""
-        if not self.options.raw_gate:
-            return None
-        bits = cute.arch.fmin(cute.arch.fmax(G.A_log[h] * LOG2E, -_SLOPE_BITS), _SLOPE_BITS)
-        slope = op.exp2(bits)
-        by = -slope * LOG2E if self.options.gate == "safe" else F32(LOG2E)
-        bias = [F32(0.0)] * count
-        if self.options.bias:
-            bias = [G.dt_bias[h, channel + i] * by for i in range(count)]
-        if self.options.gate == "safe":
-            return by, bias, G.bound * LOG2E, None
-        return by, bias, -slope, ops.rcp(slope) * F32(-LOWEST_BOUND * LOG2E)
-
     def load_gates(self, source, r, count=2):
         """A lane's two or four neighbouring numbers, ``r`` tokens on."""
         if self.options.gate_bytes == 2:
@@ -156,30 +110,6 @@ class Load:
             return [x for word in words for x in op.unpack(word)]
         load = op.load_f32x2 if count == 2 else op.load_f32x4
         return load(source, r * 4 * HEAD)
-
-    def add_gates(self, x, constants, total):
-        """``total`` and the gates made of ``x``, in units of ln 2; below LOWEST_BOUND as that."""
-        if constants is None:
-            return [
-                op.fma(cute.arch.fmax(x[i], LOWEST_BOUND), F32(LOG2E), total[i])
-                for i in range(len(x))
-            ]
-        by, bias, factor, most = constants
-        out = []
-        for i in range(len(x)):
-            y = op.fma(x[i], by, bias[i])
-            if self.options.gate == "safe":
-                shape = ops.rcp(op.exp2(y) + F32(1.0))
-            else:
-                shape = cute.arch.fmin(softplus(y), most)
-            out.append(op.fma(shape, factor, total[i]))
-        return out
-
-    def gates(self, x, constants):
-        """The gates made of ``x``, in natural units; plain ones as they are."""
-        if constants is None:
-            return list(x)
-        return [y * F32(1 / LOG2E) for y in self.add_gates(x, constants, [F32(0.0)] * len(x))]
 
     @cute.jit
     def blank(self, sg, rows, tokens, half, lane):
@@ -195,28 +125,11 @@ class Load:
                         op.store_f32x2(row, F32(-INFINITY), F32(-INFINITY), r * HEAD * size)
             ops.sync_warp()
 
-    # ------------------------------------------------------------------- write strengths
-
-    def strength(self, B, row, h):
-        """beta of one token, or its logit."""
-        return F32(B[row, h])
-
     def strengths(self, B, row, rows, h, lane):
         """Those of a chunk, of which ``rows`` are left, a lane a token; nobody diverges."""
         inside = lane < rows
         beta = self.strength(B, row + op.select(inside, lane, I32(0)), h)
         return op.select(inside, beta, self.no_strength)
-
-    @property
-    def no_strength(self):
-        """What stands for beta, or its logit, behind a sequence's end."""
-        return F32(-INFINITY if self.options.beta_logits else 0.0)
-
-    def activated(self, beta):
-        """beta of what was loaded for it."""
-        if not self.options.beta_logits:
-            return beta
-        return ops.rcp(op.exp2(beta * F32(-LOG2E)) + F32(1.0))
 
     # ---------------------------------------------------------------------------- l2norm
 
@@ -308,11 +221,3 @@ class Load:
 def load_pairs(address):
     """Four bf16 of global memory."""
     return op.ptx("ld.global.nc.v2.b32 {{$w0}, {$w1}}, [{$r0}];", [I32] * 2, [address])
-
-
-def softplus(z):
-    """log2(1 + 2^z), to 3e-6 of itself."""
-    t = op.exp2(-cute.arch.fmax(z, -z))
-    near = op.fma(op.fma(F32(_LOG2_1P[2]), t, F32(_LOG2_1P[1])), t, F32(_LOG2_1P[0])) * t
-    tail = op.select(t < F32(_SMALL), near, ops.log2(t + F32(1.0)))
-    return cute.arch.fmax(z, F32(0.0)) + tail

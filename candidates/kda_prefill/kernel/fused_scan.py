@@ -14,7 +14,7 @@ from candidates.kda_prefill.kernel.fused_exact import FINAL, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.step import narrow, widen, zero
+from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, widen, zero
 
 __all__ = ["Scanning"]
 
@@ -227,26 +227,6 @@ class Scanning(Exact, Load):
         cute.autovec_copy(o_s, x)
         below(row, end, x, at)
         cute.arch.sync_warp()
-
-
-def load_state(source, acc):
-    """A state of either dtype."""
-    if source.element_type is F32:
-        cute.autovec_copy(source, acc)
-        return
-    narrow_one = cute.make_rmem_tensor(acc.layout, source.element_type)
-    cute.autovec_copy(source, narrow_one)
-    acc.store(narrow_one.load().to(F32))
-
-
-def store_state(acc, target):
-    """A state in the dtype of ``target``, rounded once."""
-    if target.element_type is F32:
-        cute.autovec_copy(acc, target)
-        return
-    narrow_one = cute.make_rmem_tensor(acc.layout, target.element_type)
-    narrow_one.store(acc.load().to(target.element_type))
-    cute.autovec_copy(narrow_one, target)
 
 
 def decay(factors, accS):

@@ -43,26 +43,24 @@ __all__ = [
 
 ABI = (
     "q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "o", "final_state",
-    "images", "boundaries", "scale",
+    "images", "boundaries", "scale", "A_log", "dt_bias", "lower_bound",
 )  # fmt: skip
-"""Positional arguments of a compiled call.
+"""Positional arguments of a compiled call, in the form of its :class:`.Options`.
 
-q, k, v, o: bf16 ``[T, H, 128]``; g: fp32 ``[T, H, 128]``; beta: fp32 ``[T, H]``; cu_seqlens:
-int32 ``[N + 1]``; states: fp32 ``[N, H, 128, 128]``, the initial one None where none was compiled
+q, k: bf16 ``[T, H, 128]``; v, o: bf16 ``[T, HV, 128]``; g: ``[T, HV, 128]``; beta: ``[T, HV]``;
+cu_seqlens: ``[N + 1]``; states: ``[N, HV, 128, 128]``, the initial one None where none was compiled
 in; images: bf16 ``[slots, H, image elements]``; boundaries: fp32 ``[entries, H, words]``, None with
-one segment; scale: a Python float.
+one segment; scale: a Python float; A_log: fp32 ``[HV]``; dt_bias: fp32 ``[HV, 128]``; lower_bound:
+a Python float.  What the options do without is None.
 """
 
-
 FUSED_ABI = (
-    *ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias", "lower_bound",
+    *ABI[: ABI.index("images")], "scratch", "scale", "pieces", *ABI[ABI.index("A_log") :],
 )  # fmt: skip
-"""The same for the fused kernel, where dtypes and strides are those of its :class:`.Options`.
+"""The same for the fused kernel; pieces: a Python int of at least 1.
 
-scratch: fp32, of :class:`.fused_plan.Scratch`; pieces: a Python int of at least 1; A_log: fp32
-``[HV]``; dt_bias: fp32 ``[HV, 128]``; lower_bound:
-a Python float.  What the options do without is None, as are cu_seqlens if offsets are ``equal``,
-when q, k, v, g, beta and o begin with ``[B, T]``.
+scratch: fp32, of :class:`.fused_plan.Scratch`.  Where offsets are ``equal``, cu_seqlens is None
+and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 
 
@@ -77,8 +75,8 @@ _TARGET = "--enable-tvm-ffi --gpu-arch sm_90a"
 class KdaPrefill:
     """PREP and SCAN of one configuration behind one host function."""
 
-    def __init__(self, config: Config) -> None:
-        self.prep, self.scan = _prep(config), _scan(config)
+    def __init__(self, config: Config, options: Options = PLAIN) -> None:
+        self.prep, self.scan = _prep(config, options), _scan(config)
 
     @cute.jit
     def __call__(
@@ -91,13 +89,16 @@ class KdaPrefill:
         CU: cute.Tensor,
         S0: cute.Tensor | None,
         O: cute.Tensor,
-        S: cute.Tensor,
+        S: cute.Tensor | None,
         X: cute.Tensor,
         boundaries: cute.Tensor | None,
         scale: cutlass.Float32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
         stream: CUstream,
     ):
-        self.prep(Q, K, V, G, B, CU, O, X, scale, stream)
+        self.prep(Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, bound, stream)
         if cutlass.const_expr(boundaries is None):
             self.scan(X, CU, S0, O, S, None, stream)
         else:
@@ -137,65 +138,23 @@ class FusedPrefill:
             self.fixup(CU, O, S, X, pieces, stream)
 
 
-def _prep(config: Config) -> Prep:
-    return Prep(config.bt, config.anchor, config.block, config.diagonal, config.unroll)
+def _prep(config: Config, options: Options) -> Prep:
+    return Prep(config.bt, config.anchor, config.block, config.diagonal, config.unroll, options)
 
 
 def _scan(config: Config) -> Scan:
     return Scan(config.bt, config.rows, config.segments)
 
 
+_TYPES = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}
+
+
 class _Arguments:
     """Fake tensors of one compilation: equal symbols are equal sizes, checked at each call."""
 
-    def __init__(self, config: Config, with_state: bool) -> None:
-        T, N, H, slots = (cute.sym_int() for _ in range(4))
-        tokens = (T, H, HEAD)
-        self.Q, self.K, self.V, self.O = (_fake(cutlass.BFloat16, tokens) for _ in range(4))
-        self.G = _fake(cutlass.Float32, tokens)
-        self.B = _fake(cutlass.Float32, (T, H))
-        self.CU = _fake(cutlass.Int32, (cute.sym_int(),), align=4)
-        state = (N, H, HEAD, HEAD)
-        self.S0 = _fake(cutlass.Float32, state) if with_state else None
-        self.S = _fake(cutlass.Float32, state)
-        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
-        self.X = _fake(cutlass.BFloat16, (slots, H, ImageLayout(config.bt).elements), align=128)
-        self.boundaries = None
-        if config.segments > 1:
-            words = boundary_words(config.segments)
-            self.boundaries = _fake(cutlass.Float32, (cute.sym_int(), H, words), align=128)
-        self.scale = cutlass.Float32(1.0)
-        self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
-
-
-def _fake(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
-    """Row-major compact tensor (the DSL's own default is column-major)."""
-    order = tuple(reversed(range(len(shape))))
-    return cute.runtime.make_fake_compact_tensor(
-        dtype, shape, stride_order=order, assumed_align=align
-    )
-
-
-def prep_job(config: Config) -> tuple[Any, tuple[Any, ...]]:
-    """PREP alone, with the arguments to compile it."""
-    a = _Arguments(config, True)
-    return _prep(config), (a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.stream)
-
-
-def scan_job(config: Config, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
-    """SCAN alone, with the arguments to compile it."""
-    a = _Arguments(config, with_state)
-    boundaries = None if a.boundaries is None else (a.boundaries,)
-    return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
-
-
-class _FusedArguments:
-    """As :class:`_Arguments`, in any form."""
-
     def __init__(self, with_state: bool, options: Options) -> None:
-        H, HV, N = (cute.sym_int() for _ in range(3))
-        if options.compact:
-            HV = H
+        N, H = cute.sym_int(), cute.sym_int()
+        HV = H if options.compact else cute.sym_int()
         lead: tuple[Any, ...] = (cute.sym_int(),)
         self.CU = None
         if options.offsets == "equal":
@@ -218,11 +177,31 @@ class _FusedArguments:
         self.A_log = _fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
         self.dt_bias = _fake(cutlass.Float32, (HV, HEAD), align=4) if options.bias else None
         self.bound = cutlass.Float32(-1.0) if options.gate == "safe" else None
+        self.H = HV
         self.scale = cutlass.Float32(1.0)
         self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
-_TYPES = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}
+class _SplitArguments(_Arguments):
+    """With the scratch of the split form."""
+
+    def __init__(self, config: Config, with_state: bool, options: Options) -> None:
+        super().__init__(with_state, options)
+        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
+        shape = (cute.sym_int(), self.H, ImageLayout(config.bt).elements)
+        self.X = _fake(cutlass.BFloat16, shape, align=128)
+        self.boundaries = None
+        if config.segments > 1:
+            words = boundary_words(config.segments)
+            self.boundaries = _fake(cutlass.Float32, (cute.sym_int(), self.H, words), align=128)
+
+
+def _fake(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
+    """Row-major compact tensor (the DSL's own default is column-major)."""
+    order = tuple(reversed(range(len(shape))))
+    return cute.runtime.make_fake_compact_tensor(
+        dtype, shape, stride_order=order, assumed_align=align
+    )
 
 
 def _strided(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
@@ -234,11 +213,28 @@ def _strided(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
     return cute.runtime.make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
 
 
+def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, ...]]:
+    """PREP alone, with the arguments to compile it."""
+    a = _SplitArguments(config, True, options)
+    return _prep(config, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.A_log, a.dt_bias, a.bound, a.stream,
+    )  # fmt: skip
+
+
+def scan_job(
+    config: Config, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
+    """SCAN alone, with the arguments to compile it."""
+    a = _SplitArguments(config, with_state, options)
+    boundaries = None if a.boundaries is None else (a.boundaries,)
+    return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
+
+
 def fused_job(
     config: FusedConfig, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
     """The fused kernel and its fix-up, with the arguments to compile them."""
-    a = _FusedArguments(with_state, options)
+    a = _Arguments(with_state, options)
     scratch = _fake(cutlass.Float32, (cute.sym_int(),), align=128)
     return FusedPrefill(config, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
@@ -281,9 +277,10 @@ def call_job(
     """The one call that is launched, with the arguments to compile it: all kernels in it."""
     if isinstance(config, FusedConfig):
         return fused_job(config, with_state, options)
-    a = _Arguments(config, with_state)
-    return KdaPrefill(config), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
+    a = _SplitArguments(config, with_state, options)
+    return KdaPrefill(config, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale,
+        a.A_log, a.dt_bias, a.bound, a.stream,
     )  # fmt: skip
 
 

@@ -20,15 +20,15 @@ catastrophically on similar keys.
 
 from __future__ import annotations
 
-import math
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import memory
 
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.prep_inverse import invert
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
@@ -40,17 +40,11 @@ from candidates.kda_prefill.kernel.prep_plan import (
 )
 from candidates.kda_prefill.kernel.prep_scores import finish, keep, multiply
 from candidates.kda_prefill.kernel.prep_steep import SteepScores
-from candidates.kda_prefill.kernel.ragged import bounds, locate
+from candidates.kda_prefill.kernel.ragged import bounds, locate, offset
 
-__all__ = ["GATE_FLOOR", "Prep"]
+__all__ = ["Prep"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
-
-LOG2E = math.log2(math.e)
-
-GATE_FLOOR = -100.0
-"""Gates below are read as this: e^-100 is no normal fp32 number, so nothing survives either way,
-and minus infinity does not turn differences of sums into NaN."""
 
 
 class Prep(SteepScores):
@@ -68,6 +62,8 @@ class Prep(SteepScores):
         Anchor inside sub-blocks: ``start``, ``mid``, ``end`` or ``halving``; only with ``pairs``.
     unroll : int, optional
         Chunks per turn of the scan's loop; sequences are padded to a multiple of it.
+    options : Options, optional
+        The form of gates, write strengths and offsets.
 
     Attributes
     ----------
@@ -82,13 +78,15 @@ class Prep(SteepScores):
         block: int | None = None,
         diagonal: str | None = None,
         unroll: int = 1,
+        options: Options = PLAIN,
     ) -> None:
+        self.options = options
         self.plan = Plan(bt, anchor, block, diagonal)
         self.bt, self.unroll, self.layout = bt, unroll, self.plan.layout
         self.threads, self.smem_bytes = self.plan.threads, self.plan.smem_bytes
         self.blocks = self.plan.blocks_per_sm
         rule = anchor if diagonal is None else f"{anchor}{block}_{diagonal}"
-        self.name = f"kda_prep_{bt}_{rule}"
+        self.name = f"kda_prep_{bt}_{rule}{options.suffix}"
 
     @cute.jit
     def __call__(
@@ -102,6 +100,9 @@ class Prep(SteepScores):
         O: cute.Tensor,
         X: cute.Tensor,
         scale: cutlass.Float32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
         stream: CUstream,
     ):
         """Launch on ``stream``.
@@ -111,22 +112,24 @@ class Prep(SteepScores):
         Q, K, V : Tensor
             ``[T, H, 128]`` bf16, compact.
         G : Tensor
-            ``[T, H, 128]`` fp32, log gates.
+            ``[T, H, 128]``: log gates, or what they are made of.
         B : Tensor
-            ``[T, H]`` fp32.
+            ``[T, H]``.
         CU : Tensor
-            ``[N + 1]`` int32, any content.
+            ``[N + 1]``, any content.
         O : Tensor
             ``[T, H, 128]`` bf16: rows that no sequence covers are cleared, no other is touched.
         X : Tensor
             ``[slots, H, elements]`` bf16: the images, written.
         scale : Float32
+        A_log, dt_bias, bound : Tensor, Tensor, Float32 or None
+            Of the gate's activation: see :class:`.activate.Gates`.
         stream : CUstream
         """
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         # Heads run fastest: neighbouring CTAs read neighbouring memory.  One more slot than
         # there are, if there are none, because rows outside of all sequences still count.
-        self.kernel(Q, K, V, G, B, CU, O, X, scale).launch(
+        self.kernel(Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, bound).launch(
             grid=(max(X.shape[0], 1) * Q.shape[1], 1, 1),
             block=(self.threads, 1, 1),
             stream=stream,
@@ -146,7 +149,11 @@ class Prep(SteepScores):
         O: cute.Tensor,
         X: cute.Tensor,
         scale: cutlass.Float32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
+        bound: cutlass.Float32 | None,
     ):
+        G = Gates(G, A_log, dt_bias, bound)
         plan, layout, bt = self.plan, self.layout, self.bt
         tid = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -165,12 +172,15 @@ class Prep(SteepScores):
             # A warp scales tokens 8 g .. 8 g + 7 in 64 channels, a lane two of these.
             group, half = warp // 2, warp % 2
             channel = half * 64 + lane * 2
-            gates, keys, queries = self.load_rows(Q, K, G, first + channel, H, group * GROUP, rows)
+            active = self.gate_constants(G, head, channel)
+            gates, keys, queries = self.load_rows(
+                Q, K, G.g, first + channel, H, group * GROUP, rows, active
+            )
             if tid < bt:
-                beta = F32(0.0)
+                beta = self.no_strength
                 if tid < rows:
-                    beta = B[start + tid, head]
-                op.store_f32(base + tid * 4, beta, plan.off_beta)
+                    beta = self.strength(B, start + tid, head)
+                op.store_f32(base + tid * 4, self.activated(beta), plan.off_beta)
             # V is fetched when its place is free: on its way to L2 from now on, 64 bytes a thread.
             if tid // 4 < rows:
                 piece = first * 2 + I64(tid // 4 * (H * HEAD * 2) + tid % 4 * 64)
@@ -281,8 +291,8 @@ class Prep(SteepScores):
         cta = cute.arch.block_idx()[0]
         slot, head = cta // H, cta % H
         N = CU.shape[0] - 1
-        begin = max(min(CU[0], T), 0)
-        end = max(min(CU[N], T), begin)
+        begin = max(offset(CU, 0, T), 0)
+        end = max(offset(CU, N, T), begin)
         n, lo, hi, chunk = locate(CU, slot, T, self.bt, self.unroll)
         start, rows = lo + chunk * self.bt, I32(-1)
         if n < N:
@@ -318,23 +328,16 @@ class Prep(SteepScores):
             )
         cute.arch.cp_async_commit_group()
 
-    def load_rows(self, Q, K, G, at, H, row, rows):
+    def load_rows(self, Q, K, G, at, H, row, rows, active):
         """The lane's two channels of 8 rows: gates summed from the group's first row on, in
-        units of log 2; keys and queries as bf16 pairs.  Beyond the end all are 0."""
-        g_at, k_at, q_at = (x.iterator.toint() + at * size for x, size in ((G, 4), (K, 2), (Q, 2)))
-        raw = []
-        for r in range(GROUP):
-            g_row = op.mad_wide(row + r, H * (4 * HEAD), g_at)
-            k_row, q_row = (op.mad_wide(row + r, H * (2 * HEAD), x) for x in (k_at, q_at))
-            raw.append(op.load_row(g_row, k_row, q_row, row + r, rows))
+        units of ln 2; keys and queries as bf16 pairs.  Beyond the end all are 0."""
+        addresses = self.addresses(Q, K, G, at)
+        raw = [self.load_row(addresses, H, row + r, rows) for r in range(GROUP)]
         gates, total = [], [F32(0.0), F32(0.0)]
-        for g0, g1, _, _ in raw:
-            total = [
-                op.fma(cute.arch.fmax(g, GATE_FLOOR), F32(LOG2E), t)
-                for g, t in zip((g0, g1), total, strict=True)
-            ]
+        for x, _, _ in raw:
+            total = self.add_gates(x, active, total)
             gates.append(tuple(total))
-        return gates, [x[2] for x in raw], [x[3] for x in raw]
+        return gates, [x[1] for x in raw], [x[2] for x in raw]
 
     # ---------------------------------------------------------------------------- operands
 

@@ -137,19 +137,35 @@ def mad_wide(a, b, c):
     return ptx("mad.wide.s32 {$w0}, {$r0}, {$r1}, {$r2};", [I64], [a, b, c])
 
 
-def load_row(gate, key, query, row, rows):
+def load_row(gate, key, query, row, rows, beyond="0f00000000"):
     """Two gates, and two keys and two queries in one register each: of one row, 0 from ``rows``
-    on.  Nobody writes them while the kernel runs, and nobody needs them again."""
+    on, or ``beyond`` for gates.  Nobody writes them while the kernel runs, and nobody needs them
+    again."""
     code = """{
         .reg .pred inside;
         setp.lt.s32 inside, {$r3}, {$r4};
-        mov.f32 {$w0}, 0f00000000; mov.f32 {$w1}, 0f00000000;
+        mov.f32 {$w0}, BEYOND; mov.f32 {$w1}, BEYOND;
         mov.b32 {$w2}, 0; mov.b32 {$w3}, 0;
         @inside ld.global.nc.L1::no_allocate.v2.f32 {{$w0}, {$w1}}, [{$r0}];
         @inside ld.global.nc.L1::no_allocate.b32 {$w2}, [{$r1}];
         @inside ld.global.nc.L1::no_allocate.b32 {$w3}, [{$r2}];
     }"""
+    code = code.replace("BEYOND", beyond)
     return ptx(code, [F32, F32, I32, I32], [gate, key, query, row, rows])
+
+
+def load_row16(gate, key, query, row, rows, beyond="0x00000000"):
+    """As :func:`load_row` with gates in bf16, in one register."""
+    code = """{
+        .reg .pred inside;
+        setp.lt.s32 inside, {$r3}, {$r4};
+        mov.b32 {$w0}, BEYOND; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0;
+        @inside ld.global.nc.L1::no_allocate.b32 {$w0}, [{$r0}];
+        @inside ld.global.nc.L1::no_allocate.b32 {$w1}, [{$r1}];
+        @inside ld.global.nc.L1::no_allocate.b32 {$w2}, [{$r2}];
+    }"""
+    code = code.replace("BEYOND", beyond)
+    return ptx(code, [I32, I32, I32], [gate, key, query, row, rows])
 
 
 def prefetch(address):

@@ -16,7 +16,9 @@ import cutlass
 import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Activation
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.options import LOWEST_BOUND
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
     GROUP,
@@ -40,11 +42,8 @@ __all__ = ["SteepScores"]
 F32, I64 = op.F32, op.I64
 LOG2E = math.log2(math.e)
 
-GATE_FLOOR = -100.0
-"""As :data:`.prep.GATE_FLOOR`."""
 
-
-class SteepScores:
+class SteepScores(Activation):
     """The part of PREP that makes the scores of steep chunks."""
 
     plan: Plan
@@ -84,7 +83,9 @@ class SteepScores:
             cute.arch.sync_threads()
             lane = op.anew(lane, lane)
             group, half = warp // 2, warp % 2
-            load = self.loader(Q, K, G, first + (half * 64 + lane * 2), H, group * GROUP, rows)
+            channel = half * 64 + lane * 2
+            active = self.gate_constants(G, head, channel)
+            load = self.loader(Q, K, G.g, first + channel, H, group * GROUP, rows, active)
             targets = self.targets(base, group, half, lane)
             if cutlass.const_expr(apart == 0):
                 write_inside(load, targets)
@@ -104,18 +105,36 @@ class SteepScores:
         place = place + group % 2 * (GROUP * HALF) + lane * 4
         return [(place, self.plan.buffer(self.plan.anchored) + i * block) for i in range(3)]
 
-    def loader(self, Q, K, G, at, H, row, rows):
+    def addresses(self, Q, K, G, at):
+        """Of element ``at`` of g, k and q."""
+        size = self.options.gate_bytes
+        return [x.iterator.toint() + at * n for x, n in ((G, size), (K, 2), (Q, 2))]
+
+    def load_row(self, addresses, H, row, rows):
+        """What the gates of a lane's two channels are made of, its keys and its queries; of a row
+        beyond the end what makes 0 of all."""
+        g_at, k_at, q_at = addresses
+        size = self.options.gate_bytes
+        g_row = op.mad_wide(row, H * (size * HEAD), g_at)
+        k_row, q_row = (op.mad_wide(row, H * (2 * HEAD), x) for x in (k_at, q_at))
+        if size == 4:
+            beyond = "0fFF800000" if self.options.raw_gate else "0f00000000"
+            *gates, key, query = op.load_row(g_row, k_row, q_row, row, rows, beyond)
+            return gates, key, query
+        beyond = "0xFF80FF80" if self.options.raw_gate else "0x00000000"
+        pair, key, query = op.load_row16(g_row, k_row, q_row, row, rows, beyond)
+        return op.unpack(pair), key, query
+
+    def loader(self, Q, K, G, at, H, row, rows, active):
         """A function that loads given ones of the 8 tokens from ``row`` on: two floored gates in
         units of log 2, two keys and two queries of each."""
-        g_at, k_at, q_at = (x.iterator.toint() + at * n for x, n in ((G, 4), (K, 2), (Q, 2)))
+        addresses = self.addresses(Q, K, G, at)
 
         def load(tokens, floor):
             out = []
             for r in tokens:
-                g_row = op.mad_wide(row + r, H * (4 * HEAD), g_at)
-                k_row, q_row = (op.mad_wide(row + r, H * (2 * HEAD), x) for x in (k_at, q_at))
-                *g, k, q = op.load_row(g_row, k_row, q_row, row + r, rows)
-                gates = [cute.arch.fmax(x, floor) * F32(LOG2E) for x in g]
+                x, k, q = self.load_row(addresses, H, row + r, rows)
+                gates = [cute.arch.fmax(g, floor) * F32(LOG2E) for g in self.gates(x, active)]
                 out.append((r, gates, op.unpack(k), op.unpack(q)))
             return out
 
@@ -166,7 +185,7 @@ def write_onward(load, targets):
     """Rows of k and q, anchored in front of the 8 tokens."""
     x = [F32(0.0), F32(0.0)]
     for tokens in ((0, 1, 2, 3), (4, 5, 6, 7)):
-        for r, gates, *pairs in load(tokens, GATE_FLOOR):
+        for r, gates, *pairs in load(tokens, LOWEST_BOUND):
             x = [x[i] + gates[i] for i in range(2)]
             for target, pair in zip(targets, pairs, strict=True):
                 put(target, r, pair, x)
@@ -176,7 +195,7 @@ def write_up_to(load, target):
     """Columns, anchored behind the 8 tokens."""
     x = [F32(0.0), F32(0.0)]
     for tokens in ((7, 6, 5, 4), (3, 2, 1, 0)):
-        for r, gates, key, _ in load(tokens, GATE_FLOOR):
+        for r, gates, key, _ in load(tokens, LOWEST_BOUND):
             put(target, r, key, x)
             x = [x[i] + gates[i] for i in range(2)]
 

@@ -41,6 +41,7 @@ from .step import (
     STATE_WORDS,
     bulk_pipeline,
     entry_fragment,
+    load_state,
     narrow,
     product,
     segment_chunks,
@@ -48,6 +49,7 @@ from .step import (
     sequence_parts,
     sequence_slots,
     store_below,
+    store_state,
     widen,
     zero,
 )
@@ -122,7 +124,7 @@ class Scan:
         CU: cute.Tensor,
         S0: cute.Tensor | None,
         O: cute.Tensor,
-        S: cute.Tensor,
+        S: cute.Tensor | None,
         buffers: Any,
         stream: CUstream,
     ):
@@ -135,18 +137,18 @@ class Scan:
         CU : cute.Tensor
             Offsets int32 [N + 1].
         S0 : cute.Tensor or None
-            Initial states fp32 [N, H, 128, 128], value-major; None is zero.
+            Initial states [N, H, 128, 128], fp32 or bf16, value-major; None is zero.
         O : cute.Tensor
             Output bf16 [T, H, 128]; rows of no sequence are not written.
         S : cute.Tensor
-            Final states, like S0.  Must not overlap S0 if ``segments > 1``: the CTA of the last
-            segment writes while that of the first still reads.
+            Final states, like S0, or None.  Must not overlap S0 if ``segments > 1``: the CTA of
+            the last segment writes while that of the first still reads.
         buffers : tuple of cute.Tensor or None
             Tensors of :meth:`buffers`; None for one segment.
         stream : CUstream
         """
         bt = self.bt
-        T, N, H = O.shape[0], S.shape[0], S.shape[1]
+        T, N, H = O.shape[0], sequences(CU, S), O.shape[1]
         BUF = None if cutlass.const_expr(self.segments == 1) else buffers[0]
         mma_t, mma_t0 = product(OperandMajorMode.K, bt), product(OperandMajorMode.K, bt)
         mma_w = product(OperandMajorMode.K, bt * (1 + self.fuse))
@@ -176,7 +178,7 @@ class Scan:
         CU: cute.Tensor,
         S0: cute.Tensor | None,
         O: cute.Tensor,
-        S: cute.Tensor,
+        S: cute.Tensor | None,
         BUF: cute.Tensor | None,
         mma_t: cute.TiledMma,
         mma_t0: cute.TiledMma,
@@ -195,7 +197,9 @@ class Scan:
         row0, row1, chunks, slot0 = sequence_slots(CU, n, O.shape[0], bt, self.unroll)
         parts, first = I32(1), I32(0)
         if cutlass.const_expr(self.segments > 1):
-            entry = sequence_entry(row0, n, O.shape[0], S.shape[0], bt, self.unroll, self.segments)
+            entry = sequence_entry(
+                row0, n, O.shape[0], sequences(CU, S), bt, self.unroll, self.segments
+            )
             parts = sequence_parts(chunks, self.segments, self.unroll)
             first, chunks = segment_chunks(chunks, segment, parts, self.unroll)
 
@@ -300,11 +304,11 @@ class Scan:
             if cutlass.const_expr(S0 is None):
                 zero(accS)
             elif cutlass.const_expr(self.segments == 1):
-                cute.autovec_copy(state(S0), accS)
+                load_state(state(S0), accS)
             else:
                 zero(accS)
                 if segment == 0:
-                    cute.autovec_copy(state(S0), accS)
+                    load_state(state(S0), accS)
             if cutlass.const_expr(self.segments > 1):
                 if segment > 0 and segment < parts:
                     cute.autovec_copy(
@@ -381,8 +385,9 @@ class Scan:
                 accO.store(accO.load() + q.load())
             narrow(accO, o)
             self.emit((chunks - 1) * bt, rows_left, o, sto, st_d, o_s, O.iterator + o_at, pitch)
-            if segment == parts - 1:
-                cute.autovec_copy(accS, state(S))
+            if cutlass.const_expr(S is not None):
+                if segment == parts - 1:
+                    store_state(accS, state(S))
 
     @cute.jit
     def emit(self, row, rows_left, o, sto, st_d, o_s, at, pitch):
@@ -400,3 +405,8 @@ class Scan:
         for k in cutlass.range_constexpr(self.bt // 16):
             store_below(row + 16 * k, rows_left, x[None, k], at + 16 * k * pitch)
         cute.arch.sync_warp()
+
+
+def sequences(CU, S):
+    """Number of sequences."""
+    return CU.shape[0] - 1 if S is None else S.shape[0]

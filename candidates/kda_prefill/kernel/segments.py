@@ -28,6 +28,7 @@ from .step import (
     STATE_WORDS,
     bulk_pipeline,
     entry_fragment,
+    load_state,
     narrow,
     product,
     segment_chunks,
@@ -210,7 +211,7 @@ class Compose:
             if cutlass.const_expr(S0 is not None):
                 if segment == 0:
                     tile = cute.local_tile(S0[n, h, None, None], (64, HEAD), (block, 0))  # type: ignore[index]
-                    cute.autovec_copy(thr_s.partition_C(tile), accS)
+                    load_state(thr_s.partition_C(tile), accS)
 
             st = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
             done = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)

@@ -22,6 +22,7 @@ __all__ = [
     "STATE_WORDS",
     "bulk_pipeline",
     "entry_fragment",
+    "load_state",
     "narrow",
     "product",
     "segment_chunks",
@@ -29,6 +30,7 @@ __all__ = [
     "sequence_parts",
     "sequence_slots",
     "store_below",
+    "store_state",
     "widen",
     "zero",
 ]
@@ -182,3 +184,23 @@ def store_below(row, end, values, at):
         " @p st.global.v4.b32 [{$r2}], {{$r3}, {$r4}, {$r5}, {$r6}}; }",
         read_only_args=[row, end, at.toint(), *(words[i] for i in range(4))],
     )
+
+
+def load_state(source, acc):
+    """A state of either dtype."""
+    if source.element_type is F32:
+        cute.autovec_copy(source, acc)
+        return
+    narrow_one = cute.make_rmem_tensor(acc.layout, source.element_type)
+    cute.autovec_copy(source, narrow_one)
+    acc.store(narrow_one.load().to(F32))
+
+
+def store_state(acc, target):
+    """A state in the dtype of ``target``, rounded once."""
+    if target.element_type is F32:
+        cute.autovec_copy(acc, target)
+        return
+    narrow_one = cute.make_rmem_tensor(acc.layout, target.element_type)
+    narrow_one.store(acc.load().to(target.element_type))
+    cute.autovec_copy(narrow_one, target)
