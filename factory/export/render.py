@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from candidates.kda_prefill.kernel.fused_plan import BT as FUSED_BT
+from candidates.kda_prefill.kernel.launch import LoadedSchedule, config_of
 from factory.device.verdicts import geomean
 from factory.export.contest import Vendored
 from factory.export.select import ExportError, Row, Selection
@@ -267,15 +267,13 @@ def _row_text(row: Row, config: str) -> str:
 
 def vendored(selection: Selection, folder: Path, bound: str) -> Vendored:
     """How the gate calls a folder of this selection."""
-    measured = {k for row in selection.rows for t in row.times for k in t.record.kernels}
-    chunks = [int(row.schedule.get("bt") or FUSED_BT) for row in selection.rows]
+    loaded = [LoadedSchedule(config_of(row.schedule)) for row in selection.rows]
     return Vendored(
         folder=str(folder),
         function=selection.operation.name,
         outputs=(("o", "out"), ("final_state", "final_state")),
-        # A name ends with the number of its launch.
-        kernels=tuple(sorted({re.sub(r"\d+$", "", name) for name in measured})),
-        chunk=max(chunks),
+        kernels=tuple(sorted({name for one in loaded for name in one.kernel_names})),
+        chunk=max(one.chunk_tokens for one in loaded),
         export_hash=bound,
         foreign=("candidates.kda_prefill.kernel",),
     )

@@ -156,7 +156,7 @@ def _winner(operation: Operation, family: Family, store: Store) -> Selection | s
         limit=1,
     )
     if not leaders:
-        return "no measured trial"
+        return f"no measured trial of version {operation.version}"
     campaign = store.get_campaign(leaders[0].campaign_id)
     final = winner(store, campaign.id)
     if final is None:

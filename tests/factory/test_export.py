@@ -257,7 +257,7 @@ def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothin
     """Only torch, nvidia-cutlass-dsl, apache-tvm-ffi, pytest and what these require can be found
     there, no variable of ours is set, and the working directory is another."""
     with open_store("sqlite:///built.db") as store:
-        board.fill(store, FASTER, build=True)
+        board.fill(store, build=True)
     built = ("--db", "sqlite:///built.db")
     factory("export", "kda_prefill", "--to", "vendored", *built)
     python = clean_environment.make(

@@ -200,6 +200,23 @@ def test_unbounded_gates_are_served_only_by_kernels_that_bear_them(
     assert "lower_bound is -6" in backend.chunk_kda_verifier(**steep)[1]
 
 
+def test_two_copies_of_one_export_share_their_operator_and_another_export_has_its_own(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store("sqlite://") as store:
+        board.fill(store)
+        same = render(select(board.OPERATION, board.FAMILY, [store]))
+        other = render(select(board.OPERATION, board.FAMILY, [store], trial="2"))
+    write(same, tmp_path / "same_export")
+    write(other, tmp_path / "other_export")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = sys.modules["vendored_for_fla._op"]
+    again = importlib.import_module("same_export._op")
+    assert again.NAME == mine.NAME
+    assert again._operator() is mine._operator()
+    assert importlib.import_module("other_export._op").NAME != mine.NAME
+
+
 # -- the engine of docs/examples -------------------------------------------------------
 
 ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"

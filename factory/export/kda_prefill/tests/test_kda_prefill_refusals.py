@@ -74,11 +74,12 @@ def test_refused_by_name_without_a_look_at_the_device(case):
     change, named = REFUSED[case]
     x = meta()
     x.update(change(x))
-    with pytest.raises((TypeError, ValueError), match=named.replace("[", r"\[")):
+    with pytest.raises((TypeError, ValueError)) as caught:
         package.kda_prefill(**x)
+    assert named in str(caught.value)
     answer = package.support(**x)
     assert not answer
-    assert named in answer.reason
+    assert answer.reason == str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state"])
