@@ -341,7 +341,7 @@ def fragment(entries, piece, block, t):
 
 
 def fetch_rows(target, row, end, p_at, o_at, pitch):
-    """A thread's pieces of P and O of two rows, 8 apart, on their way; zeros from row ``end`` on."""
+    """A thread's pieces of P and O of two rows, 8 apart, on their way; 0 from row ``end`` on."""
     i = 0
     for columns, source in ((HEAD, p_at), (ROWS, o_at)):
         for r in range(2):

@@ -323,7 +323,7 @@ class Fused(Guard, Build, Scanning):
         self, jobs, Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
         mma_t, mma_w, mma_s, share: cutlass.Constexpr,
     ):  # fmt: skip
-        """Up to two jobs of a pair, or the one of a CTA of its own, whose code does without pairs."""
+        """Up to two jobs of a pair, or the one of a CTA of its own, in code that knows no pairs."""
         at = base.toint()
         if cutlass.const_expr(not share):
             jobs = 1

@@ -12,7 +12,6 @@ import cutlass.cute as cute
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.activate import LOG2E
-from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,
@@ -31,7 +30,7 @@ SECOND_X = 2048 - 4 * BT * LOWER_PITCH
 """Bytes in front of X diag(beta), behind L, where that for U lies if keys are normalised here."""
 
 
-class Build(Steep, Load):
+class Build(Steep):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan

@@ -16,7 +16,7 @@ from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, Fuse
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, widen, zero
 
-__all__ = ["Scanning"]
+__all__ = ["Scanning", "store_state"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR

@@ -14,12 +14,14 @@ and what it adds.  Nothing here runs, and next to nothing is paid, where no chun
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.steep_plan import RUN, RUN_FLOOR, SINGLE_FLOOR
 
@@ -29,13 +31,15 @@ F32, I32 = op.F32, op.I32
 LOG2E = math.log2(math.e)
 
 
-class Steep:
+class Steep(Load):
     """The part of the fused kernel that builds steep chunks.
 
     A lane has two channels of 8 tokens throughout.
     """
 
     plan: FusedPlan
+    score_tile: Any  # of Build, as the next
+    keep_scores: Any
 
     @cute.jit
     def steep_chunk(
