@@ -9,6 +9,7 @@ import torch
 
 from candidates.kda_prefill.kernel import arguments, entry
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
+from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.image import ImageLayout
 from candidates.kda_prefill.kernel.options import Options
 
@@ -114,8 +115,18 @@ def test_a_fused_kernel_is_the_default_and_may_be_named(launched, schedule):
     assert args[0] is x["q"]
     assert args[7] is o
     assert args[8] is final_state
-    assert args[9] == 1 / math.sqrt(128)
-    assert args[10] == 132 // 6  # pieces of each of 2 sequences of 3 heads
+    pieces = 132 // 6  # of each of 2 sequences of 3 heads
+    assert args[9].numel() == Scratch(6 * pieces).words(37, 3)
+    assert args[9].dtype == torch.float32
+    assert args[10] == 1 / math.sqrt(128)
+    assert args[11] == pieces
+
+
+def test_a_scratch_that_int32_cannot_count_is_avoided_by_one_piece(launched, monkeypatch):
+    monkeypatch.setattr(arguments, "MAX_ROWS", 10_000)
+    kda_prefill(**tensors())
+    ((_, _, args),) = launched
+    assert args[9].numel() == args[11] == 1
 
 
 @pytest.mark.parametrize("schedule", [None, CONFIG])

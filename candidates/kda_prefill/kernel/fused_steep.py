@@ -55,6 +55,7 @@ class Steep(Load):
         op.store_f32x2(st + tokens * 512 + channel * 4, mine[0], mine[1])
         across = self.score_tile(stage, sp, w, lane)
         ops.sync_group(number)
+        lane = op.anew(lane, lane)
         active = self.gate_constants(G, h, half * 64 + lane * 2)
         self.half_rows(sg, sk, sq, stage, sp, tokens, half, lane, active)
         ops.sync_group(number)
