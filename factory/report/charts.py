@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from factory.report.data import ErrorPoint, Run, ShapeBars, Step
 from factory.report.svg import (
@@ -210,12 +211,15 @@ def sweep_chart(
         tip = f"{sweep.label}, {sweep.trials} trial{'' if sweep.trials == 1 else 's'}"
         if len(finite) > 1:
             parts.append(polyline(finite, f"sweep {kind}", tip=tip))
+        aside = 0.0
+        if sweep.label in broken:
+            aside = (broken.index(sweep.label) - (len(broken) - 1) / 2) * min(13, 66 / len(broken))
+        for (n, v), (after, w) in pairwise(sweep.points):
+            if v is not None and w is None:  # where it breaks
+                parts.append(line(x(n), y(v), x(after) + aside, _TOP + 16, f"sweep fall {kind}"))
         for n, v in sweep.points:
             said = f"{tip}, {regimes[n][0]}: {'not finite' if v is None else format(v, '.2e')}"
             if v is None:
-                aside = (broken.index(sweep.label) - (len(broken) - 1) / 2) * min(
-                    13, 66 / len(broken)
-                )
                 parts.append(cross(x(n) + aside, _TOP + 11, f"lost {kind}", tip=said))
             else:
                 parts.append(circle(x(n), y(v), f"point {kind}", radius=3, tip=said))

@@ -300,6 +300,21 @@ def test_the_sweep_shows_who_breaks_and_where(shipped):
     assert "the gate, 0.015" in said
 
 
+def test_the_sweep_shows_from_which_severity_on_a_schedule_breaks(store):
+    """Right down to -3, not finite from -5 on: the line ends in a cross."""
+    errors = [error("production", None, stage="emulate")]
+    errors += [error(f"sweep_lb{n}", 0.004, stage="emulate") for n in (1, 2, 3)]
+    errors.append(error("sweep_lb5", None, stage="emulate"))
+    rejected(store, 0, "o is not finite", errors=errors)
+    page = page_of(store)
+    said = page.said()
+    assert "anchor=mid bt=16, 1 trial, sweep_lb3: 4.00e-03" in said
+    assert "anchor=mid bt=16, 1 trial, sweep_lb5: not finite" in said
+    (fall,) = page.of_class("fall")
+    assert float(fall["y2"]) < float(fall["y1"])
+    assert float(fall["x1"]) < float(fall["x2"])
+
+
 def test_the_fingerprint_is_there(shipped):
     store, page = shipped
     (one,) = store.list_jobs(store.list_campaigns()[0].id)
