@@ -45,6 +45,11 @@ _SHOWN = 20
     help="Clock that ranks; default: gpu where there is an sm90 GPU, else modelled.",
 )
 @click.option("--seed", type=int, help="Seed of inputs and sampler.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["tpe", "gp", "random", "grid"]),
+    help="Who proposes schedules; grid tries all of them in order.",
+)
 @click.option("--resume", is_flag=True, help="Continue the newest campaign of this name.")
 @click.option("--name", help="Another name for the campaign; resuming looks for it.")
 @click.option("--executor", type=click.Choice(["inline", "ray"]), help="Where stages run.")
@@ -61,6 +66,7 @@ def launch(
     patience: int | None,
     clock: str | None,
     seed: int | None,
+    sampler: str | None,
     resume: bool,
     name: str | None,
     executor: str | None,
@@ -87,6 +93,7 @@ def launch(
             "patience": patience,
             "clock": clock,
             "seed": seed,
+            "sampler": sampler,
             "name": name,
             "executor.kind": "ray" if ray_address else executor,
             "executor.workers": workers,

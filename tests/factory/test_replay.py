@@ -153,6 +153,32 @@ def slower(time, factor):
     return scaled
 
 
+def test_one_campaign_records_its_space_in_several_jobs(new_database, tmp_path, monkeypatch):
+    """``launch --sampler grid`` with a small budget, then resumed with larger ones."""
+    launches = iter(range(3))
+
+    def on_a_fake_gpu(context, plan, view):
+        return InProcess(context, plan, view, job=FakeJob(number=next(launches)))
+
+    monkeypatch.setattr("factory.cli.launch._make_executor", on_a_fake_gpu)
+    monkeypatch.setattr("factory.plan.sm90_gpus", lambda: ("one",))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.toml").write_text('name = "all"\noperation = "toy_scale"\nspace = "many"\n')
+    url = new_database()
+    command = ["launch", "all.toml", "--clock", "gpu", "--sampler", "grid", "--db", url]
+    assert _run([*command, "--budget", "15"]) == 0
+    assert _run([*command, "--budget", "30", "--resume"]) == 0
+    assert _run([*command[:4], "--db", url, "--budget", "40", "--resume"]) == 2  # another sampler
+    assert _run([*command, "--budget", "40", "--resume"]) == 0
+    with open_store(url, read_only=True) as store:
+        (campaign,) = store.list_campaigns()
+        assert [j.status.value for j in store.list_jobs(campaign.id)] == ["valid"] * 3
+        found = load_recording(store, candidates.get("toy_scale"), [campaign])
+    tried = {s for s in found.outcomes if s["kind"] == "exact"}
+    assert tried == set(candidates.get("toy_scale").offered("many"))
+    assert len(found.ranked) == 37  # blocks 1 to 3 are wrong, hopeless, or wrong in the finals
+
+
 def test_campaigns_of_another_kind_are_not_joined(store, tmp_path):
     synthetic = recorded.record(store, schedules=SOME[:2])
     toy = measured(store, tmp_path, 0, budget=4)
