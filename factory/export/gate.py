@@ -58,7 +58,9 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--junitxml", sys.argv[2],
 """
 _BLOCKED = (
     "factory", "candidates", "operations", "leaderboard", "ray", "optuna", "sqlalchemy", "alembic",
+    "fla",
 )  # fmt: skip
+"""What a fresh environment does not have: the folder is judged by what it needs alone."""
 
 OnEvent = Callable[[str, str], None]
 
@@ -113,7 +115,7 @@ class Gated:
 
 
 def own_tests(folder: Path, log: Path) -> OwnTests:
-    """Run a folder's tests in a process that cannot import this project, Ray, Optuna or SQL.
+    """Run a folder's tests in a process that cannot import this project, Ray, Optuna, SQL or fla.
 
     Raises
     ------
