@@ -377,9 +377,11 @@ def _whole_space() -> Iterator[KdaSchedule]:
 
 
 def _full() -> tuple[Schedule, ...]:
-    """Whatever can be built and bears gates of -5, then the instructive failures."""
+    """The fused kernel, whatever of the split form can be built and bears gates of -5, then the
+    instructive failures."""
     legal = (v.schedule() for v in _whole_space() if bears_contract(v))
-    return (*(s for s in legal if not problems(s)), *(v.schedule() for v in _INSTRUCTIVE))
+    split = (s for s in legal if not problems(s))
+    return (*_fused(), *split, *(v.schedule() for v in _INSTRUCTIVE))
 
 
 def _quickstart() -> tuple[Schedule, ...]:
