@@ -27,10 +27,9 @@ from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused import in_one_row
 from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES
 from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, Scratch
-from candidates.kda_prefill.kernel.fused_scan import store_state
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.ragged import bounds
-from candidates.kda_prefill.kernel.step import STATE_WORDS, narrow, product
+from candidates.kda_prefill.kernel.step import STATE_WORDS, narrow, product, store_state
 
 __all__ = ["SMEM_BYTES", "Fixup"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass.cute.nvgpu import warp, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_exact import FINAL, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, SCAN_WARPS, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, widen, zero
 
@@ -68,10 +68,6 @@ class Scanning(Exact, Load):
         b_sl = lambda order, rows, k: sm90.make_smem_layout_b(order, (64, rows, k), BF16, 1)
         sWQ, sA = view(0, b_sl(ROW, 2 * BT, HEAD)), view(layout.off_a, b_sl(ROW, BT, BT))
         sK = view(layout.off_k, b_sl(COL, HEAD, BT))
-        sO = cute.make_tensor(
-            (base + self.plan.off_o // 2).align(128),
-            cute.make_layout(((16, SCAN_WARPS), BT), stride=((1, PITCH * BT), PITCH)),
-        )
         thr_t, thr_w, thr_s = mma_t.get_slice(t), mma_w.get_slice(t), mma_s.get_slice(t)
         frag = lambda mma, thr, x: mma.make_fragment_B(thr.partition_B(x))  # descriptors
         rW, rK, rA = frag(mma_w, thr_w, sWQ), frag(mma_s, thr_s, sK), frag(mma_t, thr_t, sA)
@@ -84,18 +80,14 @@ class Scanning(Exact, Load):
         accQ = cute.make_tensor(accW.iterator + BT // 2, accO.layout)
         u, o = [cute.make_rmem_tensor(accV.layout, BF16) for _ in range(2)]
         factors = cute.make_rmem_tensor(HEAD // 4, F32)
-        sto = cute.make_tiled_copy_C(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), BF16), mma_t
-        )
         # A lane names a token of one of four 8 x 8 matrices of U, which stands transposed.
         token, piece = t % 8 + t % 32 // 16 * 8, t // 32 * 2 + t % 16 // 8
         u_at = at + wg * (BT * 128) + token * 128 + ((piece ^ (token % 8)) << 4)
-        st_d = sto.get_slice(t).partition_D(cute.local_tile(sO, (64, BT), (wg, 0)))
         # O leaves warp by warp: a lane takes token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
         tok, v = t % 8 + t % 32 // 16 * 8, t % 32 // 8 % 2 * 8
-        o_s = cute.make_tensor(
-            (sO.iterator + warp_id * PITCH * BT + tok * PITCH + v).align(16), cute.make_layout(8)
-        )
+        slab = at + self.plan.off_o + (warp_id * PITCH * BT + tok * PITCH + v) * 2
+        # In registers, not found anew in each turn of the loop.
+        u_at, slab = ops.opaque(u_at), ops.opaque(slab)
         pitch = I64(O.stride[0])
         o_at = (
             I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + warp_id * 16 + v
@@ -121,7 +113,7 @@ class Scanning(Exact, Load):
             keep = is_map - 1  # a map has no values
             if is_map > 0:
                 self.identity(accS, wg, t)
-        e_at = at + t % 4 * 16
+        e_at = ops.opaque(at + t % 4 * 16)
         s = I32(0)
         phase = I32(0)
         ops.bar_wait(full, I32(0))
@@ -175,7 +167,7 @@ class Scanning(Exact, Load):
             self.load_decay(e_at + shift, factors)  # while S's product runs
             steep = self.steepness(at + s * 16)
             widen(u, accV, keep)
-            self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
+            self.emit(o_row, o_end, o, slab, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
@@ -183,7 +175,7 @@ class Scanning(Exact, Load):
             if tidx % 32 == 0:
                 self.release(here, (s & 1) ^ 1, share)
         narrow(accO, o)
-        self.emit(o_row, o_end, o, sto, st_d, o_s, o_at)
+        self.emit(o_row, o_end, o, slab, o_at)
         # Read again, not kept: registers.
         n, h, *_, target, entry, _ = self.get_job(at, job)
         state = lambda X: thr_s.partition_C(
@@ -219,13 +211,15 @@ class Scanning(Exact, Load):
                 factors[4 * j + i] = values[i]
 
     @cute.jit
-    def emit(self, row, end, o, sto, st_d, o_s, at):
-        """Store O^T of a chunk through the warp's slab, 16 bytes a lane."""
-        cute.copy(sto, sto.retile(o), st_d)
+    def emit(self, row, end, o, slab, at):
+        """Store O^T of a chunk through the warp's slab, 16 bytes a lane.
+
+        The row that a lane names for a matrix is the row that it then takes.
+        """
+        words = cute.recast_tensor(o, I32)
+        op.stmatrix(slab, [words[i] for i in range(4)], transpose=True)
         cute.arch.sync_warp()
-        x = cute.make_rmem_tensor(o_s.layout.shape, BF16)
-        cute.autovec_copy(o_s, x)
-        below(row, end, x, at)
+        below(row, end, op.load_i32x4(slab), at)
         cute.arch.sync_warp()
 
 
@@ -239,9 +233,8 @@ def decay(factors, accS):
 
 def below(row, end, values, at):
     """Store 16 bytes at address ``at`` if ``0 <= row < end``, predicated."""
-    words = cute.recast_tensor(values, I32)
     op.ptx(
         "{ .reg .pred p; setp.lo.u32 p, {$r0}, {$r1};"
         " @p st.global.v4.b32 [{$r2}], {{$r3}, {$r4}, {$r5}, {$r6}}; }",
-        inputs=[row, end, at, *(words[i] for i in range(4))],
+        inputs=[row, end, at, *values],
     )

@@ -121,10 +121,11 @@ def ldmatrix(address, at=0, transpose=False):
     )
 
 
-def stmatrix(address, values, at=0):
+def stmatrix(address, values, at=0, transpose=False):
     regs = "{{$r1}, {$r2}, {$r3}, {$r4}}"
+    trans = ".trans" if transpose else ""
     ptx(
-        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{at}], {regs};",
+        f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [{{$r0}}+{at}], {regs};",
         inputs=[address, *values],
     )
 
