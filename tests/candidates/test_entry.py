@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from candidates.kda_prefill.kernel import arguments, entry
+from candidates.kda_prefill.kernel import arguments, entry, known
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
 from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.image import ImageLayout
@@ -23,6 +23,7 @@ def launched(monkeypatch):
 
     def compiled(config, with_state, options=None):
         def function(*args):
+            check_like_a_compiled_function(options, with_state, args)
             calls.append((config, with_state, args))
             args[7].fill_(1.0)
             if args[8] is not None:
@@ -31,10 +32,50 @@ def launched(monkeypatch):
         return function
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    monkeypatch.setattr(known, "_KNOWN", {})
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
     monkeypatch.setattr(entry, "_sms", lambda device: 132)
     return calls
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_like_a_compiled_function(options, with_state, args):
+    """Dtypes, shapes, devices, strides and alignment, as TVM-FFI checks them before a launch."""
+    bf16 = torch.bfloat16
+    lead = "BT" if options.offsets == "equal" else "T"
+    HV = "H" if options.compact else "V"
+    cu = None if options.offsets == "equal" else getattr(torch, options.offsets)
+    n = "B" if options.offsets == "equal" else "N"
+    want = (
+        (bf16, lead + "HD"), (bf16, lead + "HD"), (bf16, lead + HV + "D"),
+        (DTYPES[options.gate_dtype], lead + HV + "D"), (DTYPES[options.beta_dtype], lead + HV),
+        (cu, "C"), (DTYPES[options.initial_state] if with_state else None, n + HV + "DD"),
+        (bf16, lead + HV + "D"), (DTYPES.get(options.final_state), n + HV + "DD"),
+    )  # fmt: skip
+    sizes = {"D": 128}
+    for i, (dtype, dims) in enumerate(want):
+        x = args[i]
+        if dtype is None:
+            if x is not None:
+                raise TypeError(f"argument #{i} must be None")
+            continue
+        if x.dtype is not dtype or x.dim() != len(dims):
+            raise TypeError(f"argument #{i}: mismatched type or rank")
+        if any(sizes.setdefault(d, size) != size for d, size in zip(dims, x.shape, strict=True)):
+            raise ValueError(f"argument #{i}: mismatched shape")
+        if x.device.type != "cpu":
+            raise ValueError(f"argument #{i}: mismatched device")
+        wide = dims[-1] == "D"
+        if wide and x.data_ptr() % 16:
+            raise ValueError(f"argument #{i}: misaligned")
+        if i > 4 or options.compact:
+            if not x.is_contiguous():
+                raise ValueError(f"argument #{i}: mismatched strides")
+        elif wide and (x.stride(-1) != 1 or any(s * x.itemsize % 16 for s in x.stride()[:-1])):
+            raise ValueError(f"argument #{i}: mismatched strides")
 
 
 def tensors(T=37, H=3, N=2, batch=None):
@@ -444,6 +485,76 @@ REFUSED = {
         "waves=0 is no positive int",
     ),
 }
+
+
+@pytest.mark.parametrize("schedule", [None, CONFIG])
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name_also_after_calls_that_were_right(launched, case, schedule):
+    change, error, message = REFUSED[case]
+    x, state = tensors(), states()
+    out, final_state = torch.empty_like(x["v"]), torch.empty_like(state)
+    for how in ({}, {"initial_state": state}, {"out": out, "final_state": final_state}):
+        kda_prefill(**x, **how, schedule=schedule)
+    del launched[:]
+    with pytest.raises(error, match=message):
+        kda_prefill(**{**x, "schedule": schedule, **change(x)})
+    assert not launched
+
+
+def test_a_call_like_one_before_is_not_checked_again(launched, monkeypatch):
+    x, state = tensors(), states()
+    first = kda_prefill(**x, initial_state=state)
+    longer = {**tensors(T=50), "initial_state": states()}
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    again = kda_prefill(**x, initial_state=state, scale=0.0)
+    assert [r.shape for r in again] == [r.shape for r in first]
+    assert launched[1][2][:7] == launched[0][2][:7]
+    assert launched[1][2][10] == 0.0
+    o, _ = kda_prefill(**longer)
+    assert o.shape == (50, 3, 128)
+    assert launched[2][2][0] is longer["q"]
+
+
+def test_outputs_are_compared_with_inputs_wherever_they_come_to_lie(launched):
+    x, state = tensors(), states()
+    out = torch.empty_like(x["v"])
+    for _ in range(3):
+        kda_prefill(**x, initial_state=state, out=out)
+    both = torch.empty(2 * x["v"].numel(), dtype=torch.bfloat16)
+    for name, shift in (("v", 0), ("k", 8 * 128), ("q", x["q"].numel() - 8)):
+        n = x["q"].numel()
+        moved = both[shift : shift + n].view(x["q"].shape)
+        kda_prefill(**{**x, name: both[n:].view(moved.shape)}, initial_state=state, out=out)
+        with pytest.raises(ValueError, match=f"out shares memory with {name}"):
+            kda_prefill(
+                **{**x, name: moved}, initial_state=state, out=both[:n].view(moved.shape)
+            )  # fmt: skip
+
+
+def test_slices_are_known_by_their_strides(launched):
+    rows = torch.randn(37, 3, 384).bfloat16()
+    x = {**tensors(), **dict(zip("qkv", rows.split(128, -1), strict=True))}
+    for _ in range(2):
+        kda_prefill(**x)
+    assert not entry.check(*x.values()).compact
+    far = rows.new_empty(37, 3, 512)[..., :128]
+    kda_prefill(**{**x, "q": far})
+    odd = rows.new_empty(37, 3, 129)[..., :128]
+    with pytest.raises(ValueError, match="q has strides"):
+        kda_prefill(**{**x, "q": odd})
+
+
+def test_what_is_known_is_bounded(launched, monkeypatch):
+    monkeypatch.setattr(known, "_CALLS", 3)
+    monkeypatch.setattr(known, "_SHAPES", 2)
+    for H in range(1, 9):
+        x = tensors(H=H)
+        for T in (37, 38, 39, 40):
+            kda_prefill(**{n: t[:T] for n, t in tensors(T=40, H=H).items() if n != "cu_seqlens"},
+                        cu_seqlens=x["cu_seqlens"])  # fmt: skip
+        assert len(known._KNOWN) <= 3
+        assert all(len(kind.prepared) <= 2 for kind in known._KNOWN.values())
+
 
 SPLIT_DECLINES = {
     "l2norm": (lambda x: {"l2norm": True}, "l2norm"),

@@ -230,3 +230,46 @@ def test_host_time_of_a_call(form, shape):
         median = sorted(times)[len(times) // 2]
         sys.stdout.write(f"host us a call {shape[0][0]}/{shape[1]}/1 {form}{name}: {median:.1f}\n")
         assert median < 60  # the aim is 15; this is no place to fail for a busy host
+
+
+WRONG = {
+    "q is float16": lambda x: {"q": x["q"].half()},
+    "g is float16": lambda x: {"g": x["g"].half()},
+    "k must be": lambda x: {"k": x["k"][:-1]},
+    "v has 3 heads": lambda x: {"v": x["v"][:, :1].repeat(1, 3, 1)},
+    "g must be": lambda x: {"g": x["g"][:, :1].contiguous()},
+    "k must start on a multiple of 16": lambda x: {"k": shifted(x["k"])},
+    "v has strides": lambda x: {"v": torch.cat([x["v"], x["v"]], -1)[..., ::2]},
+    "cu_seqlens is on cpu": lambda x: {"cu_seqlens": x["cu_seqlens"].cpu()},
+    "beta is on cpu": lambda x: {"beta": x["beta"].cpu()},
+    "initial_state must be": lambda x: {"initial_state": x["initial_state"][:1].clone()},
+    "initial_state has strides": lambda x: {"initial_state": x["initial_state"].mT},
+    "final_state must be": lambda x: {"final_state": x["initial_state"][:1].clone()},
+    "out must be": lambda x: {"out": x["v"][1:].clone()},
+    "out shares memory with v": lambda x: {"out": x["v"]},
+    "final_state shares memory": lambda x: {"final_state": x["initial_state"]},
+    "g is a view that negates": lambda x: {"g": torch._neg_view(x["g"])},
+    "k requires grad": lambda x: {"k": x["k"].clone().requires_grad_()},
+    "scale is nan": lambda x: {"scale": math.nan},
+    "A_log is given": lambda x: {"A_log": torch.zeros(2, device="cuda")},
+    "lower_bound is given": lambda x: {"lower_bound": -5.0},
+}
+
+
+def shifted(x):
+    flat = torch.empty(x.numel() + 2, dtype=x.dtype, device=x.device)
+    return flat[2:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_named_also_after_a_call_that_was_right(message):
+    x, how = call_of(PLAIN, (40, 24), 2, 1, "production", True, "cuda")
+    out, state = torch.empty_like(x["v"]), torch.empty_like(x["initial_state"])
+    for _ in range(2):
+        want = kda_prefill(**x, **how)
+        kda_prefill(**x, **how, out=out, final_state=state)
+    with pytest.raises((TypeError, ValueError), match=message):
+        kda_prefill(**{**x, **how, **WRONG[message](x)})
+    got = kda_prefill(**x, **how)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])

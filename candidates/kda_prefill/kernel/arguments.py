@@ -11,7 +11,15 @@ import torch
 from .image import HEAD
 from .options import GATES, LOWEST_BOUND, Options
 
-__all__ = ["MAX_ROWS", "check", "decline_for_split", "finite", "on_gpu", "validate"]
+__all__ = [
+    "MAX_ROWS",
+    "check",
+    "check_overlap",
+    "decline_for_split",
+    "finite",
+    "on_gpu",
+    "validate",
+]
 
 MAX_ROWS = 2**31 - 1
 """Rows are int32 in the kernels."""
@@ -128,7 +136,7 @@ def check(
             raise TypeError(f"{name} must be True or False, not {flag!r}")
     tensors = (q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, written)
     if out is not None or written is not None:
-        _check_overlap(tensors, in_place)
+        check_overlap(tensors, in_place)
     if torch.is_grad_enabled():
         for i, tensor in enumerate(tensors):
             if tensor is not None and tensor.requires_grad:
@@ -256,7 +264,7 @@ _ORDER = (
 """Of the tensors of one call, outputs last."""
 
 
-def _check_overlap(tensors, in_place: bool) -> None:
+def check_overlap(tensors, in_place: bool) -> None:
     """Outputs share no memory with inputs or each other, but for the state updated in place."""
     *_, state, _, final = tensors
     for i in (len(tensors) - 2, len(tensors) - 1):

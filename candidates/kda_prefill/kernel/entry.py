@@ -9,7 +9,6 @@ DSL and TVM-FFI, and know nothing of schedule spaces, records or campaigns.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
 from .fused_plan import Scratch, pieces_of
 from .image import HEAD
+from .known import DEFAULT_SCALE, key_of, new, recall, remember
 from .options import PLAIN, Options
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "workspace",
 ]
 
-DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
 _CACHED = 512  # compiled functions kept in a process
 
 
@@ -287,7 +286,17 @@ def kda_prefill(
     q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
     and tokens and heads a multiple of 16 bytes apart (beta: any steps).  There is no backward pass.
     """
-    run = _untraced if torch.compiler.is_compiling() else _prefill
+    if torch.compiler.is_compiling():
+        run = _untraced
+    else:
+        if stream is None and not validate:
+            results = recall(
+                prepare, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale,
+                gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
+            )  # fmt: skip
+            if results is not None:
+                return results
+        run = _prefill
     return run(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
         lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
@@ -298,7 +307,7 @@ def _prefill(
     q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
     lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
 ):  # fmt: skip
-    """:func:`kda_prefill`, all arguments given."""
+    """:func:`kda_prefill`, all arguments given; everything is checked."""
     config = DEFAULT if schedule is None else schedule_of(schedule)
     options = check(
         q, k, v, g, beta, cu_seqlens, initial_state, out, final_state,
@@ -309,17 +318,23 @@ def _prefill(
     if isinstance(config, Config):
         arguments.decline_for_split(options)
     scale = DEFAULT_SCALE if scale is None else arguments.finite("scale", scale)
-    if lower_bound is not None:
-        lower_bound = float(lower_bound)
     call = (
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
-        final_state, A_log, dt_bias, lower_bound,
+        final_state, A_log, dt_bias, None if lower_bound is None else float(lower_bound),
     )  # fmt: skip
     context = _on_stream(stream, q.device)
     if context is None:
-        return _call(*call)
-    with context:
-        return _call(*call)
+        results = _call(*call)
+    else:
+        with context:
+            results = _call(*call)
+    if schedule is None or schedule is config:
+        key = key_of(
+            q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log,
+            dt_bias, beta_logits, l2norm, final_state,
+        )  # fmt: skip
+        remember(key, config, options)
+    return results
 
 
 _untraced = torch.compiler.disable(_prefill)
@@ -335,11 +350,10 @@ def _call(
     if cu_seqlens is not None and validate:
         arguments.validate(cu_seqlens, q.shape[0])
     if out is None:
-        out = torch.empty(v.shape, dtype=torch.bfloat16, device=v.device)
+        out = new(v.shape, v, torch.bfloat16)
     if final_state is None:
         N = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        shape = (N, v.shape[-2], HEAD, HEAD)
-        final_state = torch.empty(shape, dtype=torch.float32, device=v.device)
+        final_state = new((N, v.shape[-2], HEAD, HEAD), v, torch.float32)
     elif final_state is False:
         final_state = None
     o = out
