@@ -42,6 +42,9 @@ SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "random", "grid")
 
 _ATTEMPTS = 8
 """Draws from the sampler before the nearest untried schedule is taken instead."""
+_LOOKS = 512
+"""Trials that all draws for one proposal may look at: each draw looks at every one, so that a
+large study gets fewer, and the nearest untried schedule stands in for them."""
 
 _CONSTRAINT = {
     TrialStatus.INFEASIBLE: "budget",
@@ -183,7 +186,7 @@ class Search:
         if self._study is None:
             return self._take(next(iter(self._untried)))
         last: dict[str, Value] = {}
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(min(_ATTEMPTS, max(1, _LOOKS // max(1, self._proposals)))):
             self._study.sampler = self._new_sampler(attempt)
             trial = self._study.ask()
             last = self._suggest(trial)

@@ -157,11 +157,11 @@ class Fleet:
             self.devices[number].waiting.append(task)
             self._start(number, time.monotonic())
             return
-        while True:  # in turn, those that are full left out
+        for _ in self.devices:  # in turn, those that are full left out unless all are
             self._places.rotate(-1)
             if len(self.devices[self._places[0]].waiting) <= AHEAD:
-                self.devices[self._places[0]].waiting.append(task)
-                return
+                break
+        self.devices[self._places[0]].waiting.append(task)
 
     def _start(self, number: int, now: float) -> None:
         device = self.devices[number]
