@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from kda_prefill_vendored import arguments, inputs, on_hopper, package
+from kda_prefill_vendored import inputs, on_hopper, package
 
 pytestmark = on_hopper
 
@@ -138,12 +138,6 @@ def test_500_lengths_leave_memory_flat():
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
     assert package.api.entry.compiled.cache_info().currsize == kept
-
-
-def test_caches_are_bounded():
-    assert package.api.entry.compiled.cache_info().maxsize is not None
-    assert package.api._machine_problem.cache_info().maxsize is not None
-    assert arguments._options.cache_info().maxsize is not None
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
