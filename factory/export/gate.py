@@ -133,7 +133,7 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     cwd=elsewhere,
-                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **_one_gpu()},
                     timeout=_TESTS_S,
                 )
             except subprocess.TimeoutExpired:
@@ -147,6 +147,12 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
                 found.passed, found.skipped, 1, found.on_gpu, f"pytest: {done.returncode}"
             )
         return found
+
+
+def _one_gpu() -> dict[str, str]:
+    """The GPU that the job measures on, alone."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": "0" if seen is None else seen.partition(",")[0]}
 
 
 def _read(report: Path) -> OwnTests:

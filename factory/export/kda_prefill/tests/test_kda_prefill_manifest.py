@@ -69,3 +69,17 @@ def test_no_source_reads_the_environment_or_the_network(path):
             names = [a.name for a in node.names] + [getattr(node, "module", None) or ""]
             tops = {n.partition(".")[0] for n in names}
             assert not tops & {"socket", "urllib", "http", "requests", "ssl"}, path.name
+
+
+def test_every_cache_is_bounded():
+    prefix = f"{package.__name__}."
+    modules = [m for name, m in sys.modules.items() if name.startswith(prefix)]
+    assert len(modules) > 5
+    cached = {
+        f"{module.__name__}.{name}": value.cache_info().maxsize
+        for module in modules
+        for name, value in vars(module).items()
+        if hasattr(value, "cache_info")
+    }
+    assert cached
+    assert None not in cached.values(), cached
