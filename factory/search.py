@@ -9,7 +9,8 @@ proposed, none of them twice.
 sampler   good for                                               trials under way
 ========  =====================================================  ======================
 tpe       the default: conditional spaces, many wrong            up to a twentieth of
-          schedules; some milliseconds a proposal                the offer
+          schedules; milliseconds a proposal, more with every    the offer
+          trial: for campaigns of hundreds
 gp        small budgets of slow trials; some tenths of a second  up to about 4
           a proposal, more with every trial
 random    the yardstick: evenly from what is untried             any number

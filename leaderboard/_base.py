@@ -46,7 +46,8 @@ class BaseStore:
         self._engine = engine
         self._writer = engine.execution_options(**{WRITES: True})
         self._held: dict[str, str] = {}
-        self._file = _file_of(engine)
+        self._path = _path_of(engine)
+        self._file = _file_at(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +78,7 @@ class BaseStore:
         """
         if self.read_only:
             raise StoreError(f"{self.name} is open read-only; name another database with --db")
-        if self._file is not None and _file_of(self._engine) != self._file:
+        if _file_at(self._path) != self._file:
             # What is written now would go to a file that has no name any more.
             raise StoreError(
                 f"{self.name} was deleted or replaced while it was in use; put it back, or start "
@@ -132,15 +133,20 @@ class BaseStore:
             raise StoreError(f"job {job_id} is closed as {job.status}; its times are final")
 
 
-def _file_of(engine: Engine) -> tuple[int, int] | None:
-    """Which file a SQLite database is, whatever its name; None without one."""
+def _path_of(engine: Engine) -> str | None:
+    """Where a SQLite database lies, whatever the working directory becomes; None without one."""
     if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
         return None
+    return os.path.abspath(str(engine.url.database))
+
+
+def _file_at(path: str | None) -> tuple[int, int] | None:
+    """Which file that is; None without one."""
     try:
-        found = os.stat(str(engine.url.database))
+        found = os.stat(path) if path is not None else None
     except FileNotFoundError:
-        return (0, 0)
-    return found.st_dev, found.st_ino
+        found = None
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def now_utc() -> datetime:

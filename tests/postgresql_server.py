@@ -80,8 +80,8 @@ def running() -> Iterator[Server]:
     if os.geteuid() == 0:
         owner = next(name for name in _USERS if _known(name))
         options = {"user": owner, "group": pwd.getpwnam(owner).pw_gid, "extra_groups": []}
-    # Short: the path of a Unix socket has a hundred bytes.
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    # Short, for the path of a Unix socket has a hundred bytes, and open to the other user.
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     server = None
     try:
         if options:

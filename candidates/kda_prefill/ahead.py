@@ -7,12 +7,14 @@ and are made where there is no GPU.  Where they are kept is for the caller to kn
 from __future__ import annotations
 
 import tempfile
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from candidates._base import Schedule
 from candidates.kda_prefill.kernel import launch
+from candidates.kda_prefill.kernel.config import FusedConfig
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 __all__ = ["load_objects", "objects"]
@@ -39,6 +41,8 @@ def objects(schedule: Schedule) -> dict[str, bytes]:
     """
     config = launch.config_of(schedule)
     require_dsl()
+    if isinstance(config, FusedConfig):
+        config = replace(config, waves=1)  # a number at the launch
     return {
         name: launch.compiling(partial(_object, config, with_state), name)
         for name, with_state in _FILES.items()
@@ -70,6 +74,7 @@ def load_objects(schedule: Schedule, folder: Path) -> launch.LoadedSchedule:
     return launch.LoadedSchedule(config, keep=tuple(modules))
 
 
+@lru_cache(maxsize=4)  # schedules that differ in a number at the launch come one after the other
 def _object(config: Any, with_state: bool) -> bytes:
     from candidates.kda_prefill.kernel import host
 

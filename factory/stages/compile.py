@@ -83,8 +83,8 @@ def _add_objects(family: Family, schedule: Schedule, files: dict[str, bytes]) ->
         return True
     try:
         made = family.objects(schedule)
-    except BuildError as error:
-        # Its parts do compile: whether it is any good is for the process that loads it to say.
+    except (BuildError, ToolchainError) as error:
+        # It did compile just now: whether it is any good is for the process that loads it to say.
         _log.warning("%s is compiled when it is loaded: %s", schedule.key, _one_line(error))
         return True
     files.update(made)

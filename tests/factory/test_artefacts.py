@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import candidates
+from candidates import BuildError, ToolchainError
 from factory import device
 from factory.artefacts import Store, default_store, key_of
 from factory.cli import main
@@ -193,6 +194,18 @@ def test_nothing_is_compiled_twice(store, notes):
     cut(store.root / key_of(FAMILY, ONE) / "build.json")
     assert compile_schedule(FAMILY, ONE, store=store, objects=True).details == first.details
     assert notes() == {"compiled": 1, "ahead": 1}
+
+
+@pytest.mark.parametrize("error", [BuildError, ToolchainError])
+def test_what_cannot_be_made_ahead_is_left_to_the_gpus_process(store, notes, monkeypatch, error):
+    def fail(self, schedule):
+        raise error("no room for objects")
+
+    monkeypatch.setattr(type(FAMILY), "objects", fail)
+    for _ in range(2):
+        done = compile_schedule(FAMILY, ONE, store=store, objects=True)
+        assert done.status is StageStatus.PASSED
+    assert notes() == {"compiled": 1}
 
 
 def test_an_entry_of_another_format_is_compiled_again(store, notes):

@@ -128,6 +128,14 @@ def test_a_deleted_database_is_noticed_and_named(store, url, go):
         go(store, at=5, happens=path.unlink)
 
 
+def test_a_working_directory_that_changes_is_no_deleted_database(tmp_path, monkeypatch, go):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///here.db") as store:
+        go(store, at=5, happens=lambda: os.chdir(tmp_path / "elsewhere"))
+        check(store)
+
+
 @on_postgresql
 def test_lost_connections_to_the_server_cost_nothing(store, url, go):
     def cut():
