@@ -287,7 +287,7 @@ def kda_prefill(
     and tokens and heads a multiple of 16 bytes apart (beta: any steps).  There is no backward pass.
     """
     if torch.compiler.is_compiling():
-        run = _untraced
+        from .untraced import prefill as run
     else:
         if stream is None and not validate:
             results = recall(
@@ -335,11 +335,6 @@ def _prefill(
         )  # fmt: skip
         remember(key, config, options)
     return results
-
-
-_untraced = torch.compiler.disable(_prefill)
-"""What a traced program calls: kernels and addresses of tensors are nothing that it could trace.
-Apart, because the wrapper takes microseconds of an eager call."""
 
 
 def _call(

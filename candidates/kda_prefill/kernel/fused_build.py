@@ -92,6 +92,8 @@ class Build(Steep):
                 step = I64(pitch) * (2 * BT * turn)
                 cursor = (cursor[0] + 2 * step, cursor[1] + step, *cursor[2:])
             if c < count:
+                width = 2 if self.plan.boundary else 4
+                active = self.gate_constants(G, h, first_channel, width)
                 cute.arch.cp_async_wait_group(1)  # all but the values
                 if w == 0:
                     op.store_f32(sb + lane * 4, self.activated(beta))  # there is room for 32
@@ -100,8 +102,6 @@ class Build(Steep):
                     self.blank(sg, end - row - c * BT, tokens, half, lane)
                 if cutlass.const_expr(self.options.l2norm):
                     self.squares(sk, sq, sb, tokens, half, lane)
-                width = 2 if self.plan.boundary else 4
-                active = self.gate_constants(G, h, first_channel, width)
                 if cutlass.const_expr(self.plan.boundary):
                     mine, steep = self.boundary_rows(
                         sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active
@@ -113,11 +113,10 @@ class Build(Steep):
                     )
                     steep = self.vote(number, mine)
                     op.store32(at + s * 16, steep, self.plan.off_steep)  # the same from everybody
-                if cutlass.const_expr(self.options.l2norm):
-                    self.put_output_scales(at, s, sb, scale, w, lane)
+                by = self.row_factors(at, s, sb, scale, w, lane)
                 if steep > 0:
                     self.steep_chunk(
-                        G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
+                        G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, by, number, mine,
                         channel, tokens, half, w, lane, rank, share,
                     )  # fmt: skip
                     mine = [F32(0.0), F32(0.0)]  # its state is held at its start
@@ -126,7 +125,7 @@ class Build(Steep):
                         if tokens == 1:
                             self.tell_sums(at, s, sums, half, lane, rank, share)
                     tile = self.score_tile(stage, sp, w, lane)
-                    self.keep_scores(tile, stage, sl, sb, scale, w, lane)
+                    self.keep_scores(tile, stage, sl, sb, by, w, lane)
                 ops.sync_warp()  # the inputs are read
                 if later < count:
                     self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch, cursor)
@@ -423,21 +422,24 @@ class Build(Steep):
         return [even[i] + odd[i] for i in range(4)]
 
     @cute.jit
-    def keep_scores(self, tile, stage, sl, sb, scale, w, lane):
-        """What a warp's tile holds on and below the diagonal: L in fp32, Aqk in the stage."""
+    def keep_scores(self, tile, stage, sl, sb, by, w, lane):
+        """What a warp's tile holds on and below the diagonal: L in fp32, Aqk in the stage.
+
+        ``by`` comes from :meth:`row_factors`.
+        """
         layout = self.plan.layout
         query, right = w // 2, w % 2
         col = right * 8 + lane % 4 * 2
         for i in cutlass.range_constexpr(2):
             r, x, y = lane // 4 + 8 * i, tile[2 * i], tile[2 * i + 1]
             if query > 0:
-                by = self.output_scale(sb, r, scale)
-                x = op.select(col <= r, x * by, F32(0.0))
-                y = op.select(col < r, y * by, F32(0.0))
+                scale = by[i] if self.options.l2norm else by
+                x = op.select(col <= r, x * scale, F32(0.0))
+                y = op.select(col < r, y * scale, F32(0.0))
                 piece = (col // 8) ^ (r // 4 % 2)
                 op.store32(stage + r * 32 + piece * 16 + col % 8 * 2, op.pack(x, y), layout.off_a)
             else:
-                beta = self.write_strength(sb, r)
+                beta = by[i] if self.options.l2norm else op.load_f32(sb + r * 4)
                 x = op.select(col < r, x * beta, F32(0.0))
                 y = op.select(col + 1 < r, y * beta, F32(0.0))
                 op.store_f32x2(sl + (r * LOWER_PITCH + col) * 4, x, y)

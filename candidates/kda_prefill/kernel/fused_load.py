@@ -142,15 +142,22 @@ class Load(Activation):
         token, quarter = lane // 4, lane % 4
         first = (tokens * 8 + token) * (2 * HEAD) + half * 128 + quarter * 32
         near = token % 2 * 16  # neighbours start with different halves: no bank conflict
-        for i, source in enumerate((sk, sq)):
-            words = [
-                *op.load_i32x4(source + (first + near)),
-                *op.load_i32x4(source + (first + (16 - near))),
+        words = [
+            op.load_i32x4(source + (first + offset))
+            for source in (sk, sq)
+            for offset in (near, 16 - near)
+        ]
+        zero = I32(0)
+        sums = [op.zeros() for _ in words]  # four chains, so that they hide each other's latency
+        for j in range(0, 4, 2):
+            sums = [
+                op.mma(acc, [x[j], zero, x[j + 1], zero], x[j : j + 2])
+                for acc, x in zip(sums, words, strict=True)
             ]
-            acc, zero = op.zeros(), I32(0)
-            for j in range(0, 8, 2):
-                acc = op.mma(acc, [words[j], zero, words[j + 1], zero], words[j : j + 2])
-            own = op.select(token % 2 == 0, acc[0], acc[1])
+        for i in range(2):
+            near_sum, far_sum = sums[2 * i : 2 * i + 2]
+            diagonal = [near_sum[j] + far_sum[j] for j in range(2)]
+            own = op.select(token % 2 == 0, diagonal[0], diagonal[1])
             self.store_square(sb, own, (tokens * 8 + token) * 16 + i * 8 + half * 4, lane)
 
     @cute.jit
@@ -163,27 +170,21 @@ class Load(Activation):
         x, y = op.load_f32x2(sb + token * 16, 128 + 8 * query)
         return x + y + F32(L2NORM_EPS)
 
-    def output_scale(self, sb, token, scale):
-        """Factor of a token's output."""
-        if not self.options.l2norm:
-            return scale
-        return ops.rsqrt(self.square(sb, token, 1)) * scale
-
-    def write_strength(self, sb, token):
-        """beta, of k as it is."""
-        beta = op.load_f32(sb + token * 4)
-        if not self.options.l2norm:
-            return beta
-        return beta * ops.rcp(self.square(sb, token, 0))
-
     @cute.jit
-    def put_output_scales(self, at, s, sb, scale, w, lane):
-        """For the scan: the factors of a stage's 16 tokens."""
-        if w == 2:
-            if lane < BT:
-                op.store_f32(
-                    at + s * 64 + lane * 4, self.output_scale(sb, lane, scale), self.plan.off_scale
-                )
+    def row_factors(self, at, s, sb, scale, w, lane):
+        """What a warp's two rows of scores are multiplied by: k's by beta / |k|^2, q's by
+        scale / |q|, which is left for the scan as well.  Without l2norm just the scale."""
+        by = scale
+        if cutlass.const_expr(self.options.l2norm):
+            by = []
+            for i in cutlass.range_constexpr(2):
+                row = lane // 4 + 8 * i
+                rho = ops.rsqrt(self.square(sb + w // 2 * 8, row, 0))
+                beta = op.load_f32(sb + row * 4)
+                by.append(rho * op.select(w > 1, scale, rho * beta))
+                if w == 2 and lane % 4 == 0:
+                    op.store_f32(at + s * 64 + row * 4, by[i], self.plan.off_scale)
+        return by
 
     def output_scales(self, at, s, lane):
         """The four that an accumulator of 16 token columns needs: of 2 (lane % 4), and 8 on."""

@@ -141,12 +141,13 @@ class Scanning(Exact, Load):
                 cute.arch.sync_warp()  # keeps what follows behind the products
                 warpgroup.wait_group(1)
                 decay(factors, accS)
+            if cutlass.const_expr(self.options.l2norm):
+                by = self.output_scales(at, s, t % 32)
             warpgroup.wait_group(1)  # O of the last chunk
             narrow(accO, o)
             warpgroup.wait_group(0)
             narrow(accV, aV)
             if cutlass.const_expr(self.options.l2norm):
-                by = self.output_scales(at, s, t % 32)
                 for i in cutlass.range_constexpr(BT // 2):
                     accO[i] = accQ[i] * by[i // 4 * 2 + i % 2]
             else:
