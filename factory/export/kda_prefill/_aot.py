@@ -46,6 +46,8 @@ def install() -> None:
     """Let the entry point look here before it compiles anything."""
     if not present():
         return
+    if importlib.util.find_spec("tvm_ffi") is not None:
+        _library()  # now, and not in the first call
     compile_now = entry.compiled
 
     @functools.lru_cache(maxsize=_CACHED)

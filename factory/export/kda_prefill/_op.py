@@ -26,14 +26,10 @@ def call(
     tensors: tuple[torch.Tensor | None, ...],
     scale: float | None,
     forms: tuple[Any, ...],
-    stream: Any,
-    validate: bool,
     out: torch.Tensor | None,
     final_state: torch.Tensor | bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The call inside a compiled graph, on the current stream and without validation."""
-    assert stream is None
-    assert not validate
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:

@@ -67,9 +67,13 @@ def kda_prefill(
     forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     if torch.compiler.is_compiling():
-        # A stream of its own and a look at the device break a graph; all else is one operator.
-        call = _op.call if stream is None and not validate else _outside
-        return call(tensors, scale, forms, stream, validate, out, final_state)
+        if stream is None and not validate:
+            return _op.call(tensors, scale, forms, out, final_state)
+        # A stream of its own and a look at the device break the graph.  Imported here: it brings
+        # torch's tracer in, which takes seconds.
+        from ._outside import run
+
+        return run(tensors, scale, forms, stream, validate, out, final_state)
     return _run(tensors, scale, forms, stream, validate, out, final_state)
 
 
@@ -90,10 +94,6 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
         lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
         l2norm=l2norm, out=out, final_state=final_state,
     )  # fmt: skip
-
-
-_outside = torch.compiler.disable(_run)
-"""Of a traced program; apart, because the wrapper takes microseconds of an eager call."""
 
 
 def support(

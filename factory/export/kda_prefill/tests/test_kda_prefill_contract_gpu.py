@@ -209,20 +209,16 @@ def right_or_refused(x, want_o, want_state, what, **options):
     return ""
 
 
-def test_offsets_in_int64_and_states_in_bf16_are_read_by_value_or_refused():
-    x = inputs([0, 37, 64])
-    x["initial_state"] = x["initial_state"].bfloat16()
-    want_o, want_state = oracle(**x)
-    x["cu_seqlens"] = x["cu_seqlens"].long()
-    right_or_refused(x, want_o, want_state, "int64, bf16")
-
-
-def test_slices_of_one_buffer_and_value_heads_of_their_own_are_followed_or_refused():
-    x = inputs([0, 33], heads=4)
+def test_views_value_heads_long_offsets_and_short_states_are_read_by_value_or_refused():
+    """One form of arguments, so that it is compiled once: slices of a fused buffer, int64 offsets,
+    an initial state in bf16; then more value heads than keys in the same form."""
+    x = inputs([0, 20, 33], heads=4)
     wide = torch.randn(33, 4, 384, device="cuda").bfloat16()
     wide[..., :256] = torch.nn.functional.normalize(wide[..., :256].float(), dim=-1).bfloat16()
     x |= {"q": wide[..., :128], "k": wide[..., 128:256], "v": wide[..., 256:]}
-    right_or_refused(x, *oracle(**x), "slices")
+    x["initial_state"] = x["initial_state"].bfloat16()
+    x["cu_seqlens"] = x["cu_seqlens"].long()
+    right_or_refused(x, *oracle(**x), "views")
     few = {**x, "q": x["q"][:, ::2], "k": x["k"][:, ::2]}
     shared = {n: few[n].repeat_interleave(2, 1) for n in ("q", "k")}
     right_or_refused(few, *oracle(**{**x, **shared}), "value heads")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
-from kda_prefill_vendored import api, arguments, entry, inputs, package
+from kda_prefill_vendored import ROOT, api, arguments, entry, inputs, package
 
 
 @pytest.fixture(autouse=True)
@@ -162,3 +164,17 @@ def test_a_compiled_call_refuses_when_it_runs_what_it_could_not_when_it_was_trac
         step = torch.compile(lambda x, m: package.kda_prefill(**x, **m), backend="eager")
         with pytest.raises(TypeError, match="k is float16"):
             step(x, more)
+
+
+def test_importing_the_folder_does_not_bring_torchs_tracer_in():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); import {ROOT.name}.api;"
+            "print('torch._dynamo' in sys.modules, 'cutlass' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["False", "False"], done.stderr
