@@ -314,12 +314,13 @@ class Fused(Guard, Build, Scanning):
             Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
             mma_t, mma_w, mma_s,
         )  # fmt: skip
-        if pair > 0:
+        if pair == 0:  # first, so that its code follows
+            if jobs > 0:
+                self.work(jobs, *rest, (ahead_row, ahead_h), False)
+        else:
             self.begin_pair(at, warp_id, lane)
             self.work(jobs, *rest, (ahead_row, ahead_h), True)
             ops.sync_cluster()  # nobody leaves while its shared memory may be written
-        elif jobs > 0:
-            self.work(jobs, *rest, (ahead_row, ahead_h), False)
 
     @cute.jit
     def work(

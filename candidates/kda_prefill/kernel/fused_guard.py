@@ -75,6 +75,7 @@ class Guard(Load):
         ]
         far = [F32(0.0)] * 3
         if wide[0] or wide[1] or wide[2]:
+            cute.arch.sync_threads()  # everybody has read the first sums
             long = [(r, h, b - 2 * SHORT, wide[i]) for i, (r, h, b, _) in enumerate(boundaries)]
             far = self.windows(K, G, B, at, long, H, warp_id, lane)
         out = []
@@ -164,5 +165,4 @@ class Guard(Load):
         for i in cutlass.range_constexpr(3):
             for w in cutlass.range_constexpr(16):
                 out[i] = out[i] + op.load_f32(at, self.plan.off_guard + 64 * i + 4 * w)
-        cute.arch.sync_threads()
         return out
