@@ -200,6 +200,7 @@ class Fused(Guard, Build, Scanning):
         parts = max(min(pieces, chunks // 2), 1)
         begin, stop = chunks * p // parts, chunks * min(p + 1, parts) // parts
         jobs, pair = I32(0), I32(0)
+        ahead_row, ahead_h = I32(-1), I32(0)
         if pieces == 1:
             if n < N:
                 jobs = I32(1)
@@ -230,12 +231,14 @@ class Fused(Guard, Build, Scanning):
                 (row0, h, begin_b, same and there_b),
                 (row0_b, h_b, stop_b, there_b and p_b + 1 < parts_b),
             )
-            if warp_id >= 16:
-                first, first_row, end, head = begin, row0, row1, h
-                if rank > 0:
-                    first, first_row, end, head = begin_b, row0_b, row1_b, h_b
-                first = max(first - SHORT, 0) * BT
-                self.prefetch(Q, K, V, G, first_row + first, end, head, H, warp_id - 16, lane)
+            # What each CTA most likely begins with is on its way while it decides.
+            wanted, first, first_row, end, ahead_h = there, begin, row0, row1, h
+            if rank > 0:
+                wanted, first, first_row, end, ahead_h = there_b, begin_b, row0_b, row1_b, h_b
+            if wanted:
+                ahead_row = first_row + max(first - SHORT, 0) * BT
+                if warp_id >= SCAN_WARPS:
+                    self.fetch_ahead(Q, K, V, G, at, ahead_row, end, ahead_h, H, warp_id, lane)
             left, inner, right = I32(0), I32(0), I32(0)
             if asked[0][3] or asked[1][3] or asked[2][3]:
                 left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
@@ -311,17 +314,18 @@ class Fused(Guard, Build, Scanning):
             Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
             mma_t, mma_w, mma_s,
         )  # fmt: skip
-        if pair > 0:
+        if pair == 0:  # first, so that its code follows
+            if jobs > 0:
+                self.work(jobs, *rest, (ahead_row, ahead_h), False)
+        else:
             self.begin_pair(at, warp_id, lane)
-            self.work(jobs, *rest, True)
+            self.work(jobs, *rest, (ahead_row, ahead_h), True)
             ops.sync_cluster()  # nobody leaves while its shared memory may be written
-        elif jobs > 0:
-            self.work(jobs, *rest, False)
 
     @cute.jit
     def work(
         self, jobs, Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
-        mma_t, mma_w, mma_s, share: cutlass.Constexpr,
+        mma_t, mma_w, mma_s, ahead, share: cutlass.Constexpr,
     ):  # fmt: skip
         """Up to two jobs of a pair, or the one of a CTA of its own, in code that knows no pairs."""
         at = base.toint()
@@ -351,7 +355,7 @@ class Fused(Guard, Build, Scanning):
                     if j > 0:
                         self.begin_again(at, warp_id, lane)
                 job = self.get_job(at, j)
-                self.build(Q, K, V, G, B, scale, at, job, H, rank, warp_id, lane, share)
+                self.build(Q, K, V, G, B, scale, at, job, H, rank, ahead, warp_id, lane, share)
 
 
 def in_one_row(X):

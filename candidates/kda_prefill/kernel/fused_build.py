@@ -37,12 +37,14 @@ class Build(Steep):
 
     @cute.jit
     def build(
-        self, Q, K, V, G, B, scale, at, job, H, rank, warp_id, lane, share: cutlass.Constexpr
+        self, Q, K, V, G, B, scale, at, job, H, rank, ahead, warp_id, lane,
+        share: cutlass.Constexpr,
     ):  # fmt: skip
         """One of the building warpgroups: its turns among the chunks of a job.
 
         Of ``count`` chunks, ``group``, ``group + groups``, ... ; in a pair that shares chunks,
         of every second one.  Chunk ``count`` is virtual: it only carries the last decay.
+        ``ahead`` is the first row, and the head, of what :meth:`fetch_ahead` was asked for.
         """
         _, h, row0, end, start, count = job[:6]
         row = row0 + start * BT
@@ -73,18 +75,34 @@ class Build(Steep):
         cursor = self.cursor(Q, K, V, G, c0, first, tokens, half, lane, pitch)
         beta = self.no_strength
         rows = end - row - c0 * BT
+        missing = True
+        if cutlass.const_expr(not share):
+            missing = row != ahead[0] or h != ahead[1]
+        if missing:  # nothing may be on its way to where the next copies go
+            cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(0)
         if c0 < count:
-            self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
+            if missing:
+                self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
             if w == 0:
                 beta = self.strengths(B, row + c0 * BT, min(rows, BT), h, lane)
         cute.arch.cp_async_commit_group()
         if c0 < count and tokens == 1:
-            self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
+            if missing:
+                self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
         s, parity = c0, I32(0)  # stage of chunk c and how often the ring went round, mod 2
         for c in cutlass.range(c0, count + 1, turn, unroll=1):
             stage = at + s * self.plan.stage
             ops.bar_wait(empty + 8 * s, parity ^ 1)
+            if cutlass.const_expr(not self.plan.boundary):
+                if c >= stages and tokens == 1:
+                    # The chunk behind the one that stood here needs its gate sums until it is
+                    # published; its builder may be another, and late.
+                    after, after_parity = s + 1, parity ^ 1
+                    if s + 1 == stages:
+                        after, after_parity = I32(0), parity
+                    ops.bar_wait(full + 8 * after, after_parity)
             mine, steep = [F32(0.0), F32(0.0)], I32(0)
             later = c + turn
             rows = end - row - later * BT
@@ -174,6 +192,22 @@ class Build(Steep):
             if s >= stages:
                 s = s - stages
                 parity = parity ^ 1
+
+    @cute.jit
+    def fetch_ahead(self, Q, K, V, G, at, row, end, h, H, warp_id, lane):
+        """The first inputs of a builder, from ``row`` on, before it is known what it builds."""
+        w, group = warp_id % 4, warp_id // 4 - SCAN_WARPS // 4
+        tokens, half = w // 2, w % 2
+        own = at + (self.plan.off_group + group * self.plan.size_group)
+        pitch = H * HEAD
+        first = (I64(row) * H + h) * HEAD
+        if cutlass.const_expr(not self.plain_rows):
+            first, pitch = self.origin(K, G, row, h)
+        cursor = self.cursor(Q, K, V, G, group, first, tokens, half, lane, pitch)
+        rows = end - row - group * BT
+        self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch, cursor)
+        if tokens == 1:
+            self.fetch_values(V, group, rows, first, own + 16384, half, lane, pitch, cursor)
 
     def cursor(self, Q, K, V, G, c, first, tokens, half, lane, pitch):
         """Addresses of a lane's first 16 bytes of gates and keys of chunk ``c``, and how far from

@@ -51,35 +51,6 @@ class Guard(Load):
                         )
 
     @cute.jit
-    def prefetch(self, Q, K, V, G, row, end, h, H, w, lane):
-        """The first inputs on their way to L2: a warp takes every fourth row, a lane 128 bytes."""
-        if cutlass.const_expr(not self.plain_rows):
-            heads = self.origin(K, G, row, h)[1]
-            lines = self.options.gate_bytes + 6
-            for r in cutlass.range_constexpr(12):
-                here = row + w + 4 * r
-                if lane < lines and here < end:
-                    op.prefetch(self.prefetch_row(Q, K, V, G, here, heads, lane))
-        else:
-            self.prefetch_plain(Q, K, V, G.g, row, end, h, H, w, lane)
-
-    @cute.jit
-    def prefetch_plain(self, Q, K, V, G, row, end, h, H, w, lane):
-        """:meth:`prefetch` of contiguous tensors."""
-        for r in cutlass.range_constexpr(12):
-            here = row + w + 4 * r
-            line = (I64(here) * H + h) * (2 * HEAD)
-            at = G.iterator.toint() + line * 2 + lane * 128
-            if lane >= 4:
-                at = K.iterator.toint() + line + lane % 2 * 128
-            if lane >= 6:
-                at = Q.iterator.toint() + line + lane % 2 * 128
-            if lane >= 8:
-                at = V.iterator.toint() + line + lane % 2 * 128
-            if lane < 10 and here < end:
-                op.ptx("prefetch.global.L2 [{$r0}];", inputs=[at])
-
-    @cute.jit
     def guards(self, K, G, B, at, boundaries, H, warp_id, lane):
         """Chunks of warm-up that each of three boundaries needs; -1 where only the exact state
         will do.
@@ -104,6 +75,7 @@ class Guard(Load):
         ]
         far = [F32(0.0)] * 3
         if wide[0] or wide[1] or wide[2]:
+            cute.arch.sync_threads()  # everybody has read the first sums
             long = [(r, h, b - 2 * SHORT, wide[i]) for i, (r, h, b, _) in enumerate(boundaries)]
             far = self.windows(K, G, B, at, long, H, warp_id, lane)
         out = []
@@ -193,5 +165,4 @@ class Guard(Load):
         for i in cutlass.range_constexpr(3):
             for w in cutlass.range_constexpr(16):
                 out[i] = out[i] + op.load_f32(at, self.plan.off_guard + 64 * i + 4 * w)
-        cute.arch.sync_threads()
         return out

@@ -84,16 +84,6 @@ class Load(Activation):
             here = op.mad_wide(step, I32(i), source)
             ops.copy16(dst ^ (64 * (i % 2)), here, valid, 4 * i * 128)
 
-    @cute.jit
-    def prefetch_row(self, Q, K, V, G, row, heads, lane):
-        """Address of a lane's 128 bytes of one row of g, k, q or v; of the first ten or eight."""
-        lines = self.options.gate_bytes
-        at = self.row_at(G.g, row, heads[0]) + I64(lane * 128)
-        for i, (X, h) in enumerate(((K, heads[1]), (Q, heads[1]), (V, heads[0]))):
-            if lane >= lines + 2 * i:
-                at = self.row_at(X, row, h) + I64((lane - lines) % 2 * 128)
-        return at
-
     # ----------------------------------------------------------------------------- gates
 
     def gate_source(self, sg, tokens, channel):

@@ -119,7 +119,8 @@ class Scanning(Exact, Load):
         ops.bar_wait(full, I32(0))
         self.load_values(u_at, u)
         widen(u, accV, keep)
-        self.load_decay(e_at, factors)
+        if cutlass.const_expr(not self.plan.boundary):
+            self.load_decay(e_at, factors)
         steep = self.steepness(at)
         accO.store(accV.load())  # any value but a constant, as in zero()
         for _ in cutlass.range(count, unroll=1):
@@ -140,6 +141,7 @@ class Scanning(Exact, Load):
             if cutlass.const_expr(self.plan.boundary):
                 cute.arch.sync_warp()  # keeps what follows behind the products
                 warpgroup.wait_group(1)
+                self.load_decay(e_at + s * self.plan.stage, factors)
                 decay(factors, accS)
             if cutlass.const_expr(self.options.l2norm):
                 by = self.output_scales(at, s, t % 32)
@@ -157,18 +159,21 @@ class Scanning(Exact, Load):
             warpgroup.commit_group()
             cute.gemm(mma_t, accO, aV[None, None, 0], rA[None, None, 0, s], accO)
             warpgroup.commit_group()
+            values = self.turn_over(o, slab)  # while S's product runs
             here = empty + 8 * s
             s = s + 1
             if s == stages:
                 s = I32(0)
                 phase = phase ^ 1
+            # Made before the wait, since what follows it is on the path.
+            u_here, e_here = (ops.opaque(x + s * self.plan.stage) for x in (u_at, e_at))
             ops.bar_wait(full + 8 * s, phase)
-            shift = s * self.plan.stage
-            self.load_values(u_at + shift, u)
-            self.load_decay(e_at + shift, factors)  # while S's product runs
+            self.load_values(u_here, u)
+            if cutlass.const_expr(not self.plan.boundary):
+                self.load_decay(e_here, factors)
             steep = self.steepness(at + s * 16)
             widen(u, accV, keep)
-            self.emit(o_row, o_end, o, slab, o_at)
+            below(o_row, o_end, values, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
@@ -176,7 +181,7 @@ class Scanning(Exact, Load):
             if tidx % 32 == 0:
                 self.release(here, (s & 1) ^ 1, share)
         narrow(accO, o)
-        self.emit(o_row, o_end, o, slab, o_at)
+        below(o_row, o_end, self.turn_over(o, slab), o_at)
         # Read again, not kept: registers.
         n, h, *_, target, entry, _ = self.get_job(at, job)
         state = lambda X: thr_s.partition_C(
@@ -212,16 +217,17 @@ class Scanning(Exact, Load):
                 factors[4 * j + i] = values[i]
 
     @cute.jit
-    def emit(self, row, end, o, slab, at):
-        """Store O^T of a chunk through the warp's slab, 16 bytes a lane.
+    def turn_over(self, o, slab):
+        """O^T of a chunk through the warp's slab: a lane's 16 bytes of O.
 
         The row that a lane names for a matrix is the row that it then takes.
         """
         words = cute.recast_tensor(o, I32)
         op.stmatrix(slab, [words[i] for i in range(4)], transpose=True)
         cute.arch.sync_warp()
-        below(row, end, op.load_i32x4(slab), at)
+        values = op.load_i32x4(slab)
         cute.arch.sync_warp()
+        return values
 
 
 def decay(factors, accS):
