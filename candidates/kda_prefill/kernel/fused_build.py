@@ -142,14 +142,21 @@ class Build(Steep):
                     if cutlass.const_expr(not self.plan.boundary):
                         if tokens == 1:
                             self.tell_sums(at, s, sums, half, lane, rank, share)
-                    tile = self.score_tile(stage, sp, w, lane)
-                    self.keep_scores(tile, stage, sl, sb, by, w, lane)
-                ops.sync_warp()  # the inputs are read
+                    if cutlass.const_expr(not self.plain_rows):
+                        tile = self.score_tile(stage, sp, w, lane)
+                        self.keep_scores(tile, stage, sl, sb, by, w, lane)
+                # The inputs are read: the next ones.  Before the scores, where registers allow it:
+                # a turn is short for what comes from device memory.
+                ops.sync_warp()
                 if later < count:
                     self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch, cursor)
                     if w == 0:
                         beta = self.strengths(B, row + later * BT, min(rows, BT), h, lane)
                 cute.arch.cp_async_commit_group()
+                if cutlass.const_expr(self.plain_rows):
+                    if steep == 0:
+                        tile = self.score_tile(stage, sp, w, lane)
+                        self.keep_scores(tile, stage, sl, sb, by, w, lane)
                 ops.sync_group(number)
                 if w == group:  # not the same one in each group: it weighs on one scheduler
                     self.invert(sl, sx, sb, lane)
