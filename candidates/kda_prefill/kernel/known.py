@@ -47,16 +47,6 @@ class Known:
         self.prepared: dict[tuple[int, torch.Size], Callable[..., None]] = {}
         self.places: tuple[Any, ...] = ()
 
-    def call(self, prepare, v, N, cu_seqlens, initial_state) -> Callable[..., None]:
-        """:func:`.entry.prepare`, remembered for a few shapes."""
-        found = self.prepared.get((N, v.shape))
-        if found is None:
-            if len(self.prepared) >= _SHAPES:
-                self.prepared.clear()
-            found = prepare(self.config, v, cu_seqlens, initial_state, self.options)
-            self.prepared[N, v.shape] = found
-        return found
-
 
 def key_of(
     q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log, dt_bias,
@@ -71,10 +61,11 @@ def key_of(
         and g.is_contiguous()
         and beta.is_contiguous()
     ):
-        layout = q.stride(), k.stride(), v.stride(), g.stride(), beta.stride(), v.shape[1:-2]
+        strides = q.stride(), k.stride(), v.stride(), g.stride(), beta.stride()
+        layout = q.shape[-2], v.shape[1:-1], strides
     return (
         schedule, gate, lower_bound, A_log is None, dt_bias is None, beta_logits, l2norm,
-        v.device, q.shape[-2], v.shape[-2], g.dtype, beta.dtype, layout,
+        v.device, g.dtype, beta.dtype, layout,
         cu_seqlens if cu_seqlens is None else cu_seqlens.dtype,
         initial_state if initial_state is None else initial_state.dtype,
         final_state if final_state is None or final_state is False else final_state.dtype,
@@ -116,17 +107,48 @@ def recall(
         known = _KNOWN.get(key)
         if known is None or on_stream(None, v.device) is not None:
             return None
-        config = known.config
-        split = isinstance(config, Config)
         shape = v.shape
         N = shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        if N < 1 or 0 in shape or (split and cu_seqlens is None):
+        call = known.prepared.get((N, shape))
+        if call is None:
+            if N < 1 or 0 in shape or (cu_seqlens is None and isinstance(known.config, Config)):
+                return None
+            call = prepare(known.config, v, cu_seqlens, initial_state, known.options)
+            if len(known.prepared) >= _SHAPES:
+                known.prepared.clear()
+            known.prepared[N, shape] = call
+        grad = torch.is_grad_enabled()
+        if (
+            q.is_neg()
+            or k.is_neg()
+            or v.is_neg()
+            or g.is_neg()
+            or beta.is_neg()
+            or (
+                grad
+                and (
+                    q.requires_grad
+                    or k.requires_grad
+                    or v.requires_grad
+                    or g.requires_grad
+                    or beta.requires_grad
+                )
+            )
+        ):
             return None
+        for x in (cu_seqlens, initial_state, A_log, dt_bias, out, final_state):
+            if x is None or x is False:
+                continue
+            if x.is_neg() or (grad and x.requires_grad):
+                return None
         if initial_state is not None and initial_state.shape[0] != N:
             return None
-        given = out is not None
+        given = out is not None or (final_state is not None and final_state is not False)
         if out is None:
-            out = torch.empty_like(v) if v.is_contiguous() else new(shape, v, torch.bfloat16)
+            if known.options.compact:
+                out = torch.empty_like(v)
+            else:
+                out = new(shape, v, torch.bfloat16)
         if final_state is None:
             if initial_state is not None and initial_state.dtype is torch.float32:
                 final_state = torch.empty_like(initial_state)
@@ -136,31 +158,14 @@ def recall(
             final_state = None
         elif final_state.shape[0] != N:
             return None
-        else:
-            given = True
-        if q.is_neg() or k.is_neg() or v.is_neg() or g.is_neg() or beta.is_neg():
-            return None
-        grad = torch.is_grad_enabled()
-        if grad and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
-            or g.requires_grad
-            or beta.requires_grad
-        ):
-            return None
-        rest: tuple[Any, ...] = (cu_seqlens, A_log, dt_bias, initial_state)
         if given:
-            rest = *rest, out, final_state
-            tensors = q, k, v, g, beta, *rest
+            tensors = q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, final_state
             places = (shape, N, *[x if x is None else x.data_ptr() for x in tensors])
             if places != known.places:
+                config = known.config
                 check_overlap(tensors, isinstance(config, Config) and config.segments == 1)
                 known.places = places
-        for x in rest:
-            if x is not None and (x.is_neg() or (grad and x.requires_grad)):
-                return None
-        known.call(prepare, v, N, cu_seqlens, initial_state)(
+        call(
             q, k, v, g, beta, cu_seqlens, initial_state,
             DEFAULT_SCALE if scale is None else finite("scale", scale), out, final_state,
             A_log, dt_bias, lower_bound if lower_bound is None else float(lower_bound),
