@@ -351,6 +351,7 @@ def _write_traces(
             f"wrote {to}: a flashinfer-trace data set of export {bound[:12]}, from"
             f" {selection.store}; inputs in {len(blobs)} files"
         )
+        _say_of(selection, _claim(stores, bound), "")
     return EXIT_DONE
 
 
@@ -401,9 +402,14 @@ def _say(
         over = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row.over_default.items())
         told = f" ({over} of the time of the schedule for the rest)" if over else ""
         click.echo(f"  {row.workload or 'all other shapes'}: {row.schedule.key}{told}")
-    if not s.is_winner:
+    _say_of(s, claim, refused)
+
+
+def _say_of(selection: Selection, claim: ClaimRecord | None, refused: str) -> None:
+    """What is to be known of an export, whatever it was written as."""
+    if not selection.is_winner:
         click.echo("this trial did not win its campaign")
-    if not s.same_source:
+    if not selection.same_source:
         click.echo(
             "the kernels have changed since these trials were measured: the table rests on times"
             " of older source"
@@ -432,38 +438,49 @@ def _superseded(claim: ClaimRecord) -> str | None:
 
 def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
     from factory.export.folder import check, read_manifest
+    from factory.export.render import render
     from factory.export.select import ExportError
 
     told = read_manifest(folder)
+    currents: list[dict[str, bytes]] = []
+    unknown = ""
     try:
-        current: dict[str, bytes] | None = _rendered(_select(what, stores), stores, {})[0]
-        reason = ""
+        selection = _select(what, stores)
+        currents = [_rendered(selection, stores, {})[0], render(selection)]
     except ExportError as error:
-        current, reason = None, str(error)
+        unknown = str(error)
     claim = _claim(stores, told["export_hash"])
-    found = check(folder, current, None if claim is None else claim.superseded_by)
+    found = check(folder, currents, None if claim is None else claim.superseded_by)
     if as_json:
         print_json(
             {
                 "id": found.export_hash,
                 "folder": str(folder),
-                **{k: v for k, v in asdict(found).items() if k not in ("export_hash",)},
+                **{k: v for k, v in asdict(found).items() if k not in _NAMED_OTHERWISE},
                 "current": found.current_hash,
-                "unknown": reason,
+                "unknown": unknown,
             }
         )
     else:
-        _say_checked(folder, found, reason)
+        _say_checked(folder, found, unknown)
     return EXIT_DONE if found.status == "fine" else EXIT_NOTHING_PASSED
 
 
-def _say_checked(folder: Path, found: Checked, reason: str) -> None:
-    click.echo(f"{folder}: {found.status}, export {found.export_hash[:12]}")
+_NAMED_OTHERWISE = ("export_hash", "current_hash")
+
+
+def _say_checked(folder: Path, found: Checked, unknown: str) -> None:
+    head = f"{folder}: {found.status}"
+    if found.status == "unaltered":
+        head += ", but not compared with what would be exported now"
+    click.echo(f"{head}, export {found.export_hash[:12]}")
     for word in ("altered", "missing", "added"):
         for name in getattr(found, word):
             click.echo(f"  {word}: {name}")
+    for name in found.differs:
+        click.echo(f"  not what is exported now beside the same sources and table: {name}")
     if found.changed:
         now = "" if found.current_hash is None else f" (now {found.current_hash[:12]})"
         click.echo(f"  superseded: changed {' and '.join(found.changed)}{now}")
-    if reason:
-        click.echo(f"  what would be exported now is not known: {reason}")
+    if unknown:
+        click.echo(f"  what would be exported now is not known: {unknown}")

@@ -69,10 +69,10 @@ class Vendored:
 
         folder = Path(self.folder)
         try:
-            found = check(folder, None, None)
+            found = check(folder)
         except UserError as error:
             raise BuildError(str(error)) from error
-        if found.status != "fine" or found.export_hash != self.export_hash:
+        if found.status != "unaltered" or found.export_hash != self.export_hash:
             raise BuildError(f"{folder.name} is not the export that is put to the gate any more")
         before = set(sys.modules)
         sys.path.insert(0, str(folder.parent))

@@ -25,21 +25,28 @@ class Checked:
 
     Parameters
     ----------
-    status : {"fine", "altered", "superseded"}
+    status : str
+        ``fine``: to the byte what would be exported now.  ``altered``: not what its manifest says.
+        ``superseded``: other sources or another table would be exported, or a better claim was
+        made.  ``differs``: sources and table are those that would be exported, other files are
+        not.  ``unaltered``: what its manifest says, and there is nothing to compare it with.
     altered, missing, added : tuple of str
         Files that differ from the manifest, are gone, or are not in it.
+    differs : tuple of str
+        Files that are not what would be exported now, beside the same sources and table.
     export_hash : str
         Of the folder as its manifest has it.
     current_hash : str or None
         What would be exported now; None if nothing can be.
     changed : tuple of str
-        Why it is superseded: ``source``, ``table`` or both, or ``claim`` and its name.
+        Why it is superseded: ``source``, ``table``, or ``claim`` and its name.
     """
 
-    status: Literal["fine", "altered", "superseded"]
+    status: Literal["fine", "altered", "superseded", "differs", "unaltered"]
     altered: tuple[str, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
+    differs: tuple[str, ...]
     export_hash: str
     current_hash: str | None
     changed: tuple[str, ...] = ()
@@ -130,14 +137,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return told
 
 
-def check(folder: Path, current: Mapping[str, bytes] | None, newer_claim: str | None) -> Checked:
+def check(
+    folder: Path, currents: Sequence[Mapping[str, bytes]] = (), newer_claim: str | None = None
+) -> Checked:
     """Compare a vendored folder with its manifest, and with what would be exported now.
+
+    A manifest is no seal: whoever alters a file can alter its digest too.  But an export is
+    deterministic, so beside the same sources and table every other file has one right content.
 
     Parameters
     ----------
     folder : Path
-    current : Mapping or None
-        A fresh export (:func:`.render.render`); None if nothing can be exported.
+    currents : sequence of Mapping
+        Fresh exports (:func:`.render.render`), with and without the claim that is stored; empty if
+        nothing can be exported.
     newer_claim : str or None
         The claim that superseded the one on this folder.
 
@@ -151,33 +164,53 @@ def check(folder: Path, current: Mapping[str, bytes] | None, newer_claim: str | 
         raise UserError(
             f"{folder} is a {told['layout']} data set; write it again, it is not vendored"
         )
-    altered, missing, added = _differences(folder, told["files"])
+    files = told["files"]
+    altered, missing, added = _differences(folder, files)
     stated = told["export_hash"]
-    own = export_hash({n: (folder / n).read_bytes() for n in told["files"] if n not in missing})
+    own = export_hash({n: (folder / n).read_bytes() for n in files if n not in missing})
     if own != stated and not altered and not missing:
         altered = (MANIFEST,)
-    now = None if current is None else export_hash(current)
+    now = export_hash(currents[0]) if currents else None
     changed: list[str] = []
-    if now is not None and now != stated:
-        kept = told["files"]
-        assert current is not None
-        differing = {
+    differs: tuple[str, ...] = ()
+    if now == stated:
+        differs = min((_unlike(folder, told, current) for current in currents), key=len)
+    elif now is not None:
+        unlike = {
             name
-            for name in {*kept, *current}
+            for name in {*files, *currents[0]}
             if name.endswith(".py")
             and not name.startswith("tests/")
-            and (name not in current or kept.get(name) != sha256(current[name]))
+            and (name not in currents[0] or files.get(name) != sha256(currents[0][name]))
         }
-        changed += ["table"] if "dispatch.py" in differing else []
-        changed += ["source"] if differing - {"dispatch.py"} else []
+        changed += ["table"] if "dispatch.py" in unlike else []
+        changed += ["source"] if unlike - {"dispatch.py"} else []
     if newer_claim is not None:
         changed.append(f"claim {newer_claim}")
-    status: Literal["fine", "altered", "superseded"] = "fine"
+    status: Literal["fine", "altered", "superseded", "differs", "unaltered"] = "fine"
     if altered or missing or added:
         status = "altered"
     elif changed:
         status = "superseded"
-    return Checked(status, altered, missing, added, stated, now, tuple(changed))
+    elif differs:
+        status = "differs"
+    elif now is None:
+        status = "unaltered"
+    return Checked(status, altered, missing, added, differs, stated, now, tuple(changed))
+
+
+_AOT = "aot/"
+"""Compiled ahead of time: not made again to compare it, and no part of the export's hash."""
+
+
+def _unlike(folder: Path, told: Mapping[str, Any], current: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Files of a folder that are not those of a fresh export of the same sources and table."""
+    kept = {name: digest for name, digest in told["files"].items() if not name.startswith(_AOT)}
+    fresh = {name: sha256(data) for name, data in current.items() if name != MANIFEST}
+    unlike = [n for n in sorted({*kept, *fresh}) if kept.get(n) != fresh.get(n)]
+    if {**told, "files": kept} != json.loads(current[MANIFEST]):
+        unlike.append(MANIFEST)
+    return tuple(unlike)
 
 
 def _differences(

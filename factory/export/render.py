@@ -302,7 +302,7 @@ def _manifest(
     told = {
         "format": FORMAT,
         "version": VERSION,
-        "operation": {"name": s.operation.name, "version": s.operation.version},
+        "operation": {"name": s.operation.name, "version": s.campaign.operation_version},
         "export_hash": bound,
         "claim": None if claim is None else _claim_told(claim),
         "campaign": {"id": s.campaign.id, "name": s.campaign.name, "family": s.campaign.family},
@@ -409,7 +409,7 @@ def _readme(selection: Selection, bound: str, claim: ClaimRecord | None) -> str:
     values = s.fingerprint.values
     filled = {
         "CAMPAIGN": s.campaign.id,
-        "TRIAL": f"{s.default.trial.number} (`{s.default.schedule.key}`)",
+        "TRIAL": f"`{s.default.trial.uid}` (`{s.default.schedule.key}`)",
         "GPU": s.job.gpu,
         "DATE": f"{s.job.started_at:%Y-%m-%d}",
         "DRIVER": str(values.get("driver")),

@@ -178,6 +178,12 @@ def _named(operation: Operation, family: Family, store: Store, ref: str) -> Sele
     if trial.status is not TrialStatus.PASSED or trial.clock is Clock.MODELLED:
         said = "its time is modelled" if trial.clock is Clock.MODELLED else str(trial.status)
         raise ExportError(f"trial {ref} has no measured time ({said}); it cannot be exported")
+    if campaign.operation_version != operation.version:
+        raise ExportError(
+            f"trial {ref} was measured under version {campaign.operation_version} of"
+            f" {operation.name}, and this is version {operation.version}: its errors and times do"
+            " not count here; measure it again"
+        )
     final = winner(store, campaign.id)
     return _selection(
         operation,

@@ -19,6 +19,7 @@ import leaderboard
 from candidates.kda_prefill import kernel
 from factory.cli import _run
 from factory.export import render as rendering
+from factory.export.folder import write
 from factory.export.render import export_hash, render
 from factory.export.select import ExportError, select
 from leaderboard import open_store
@@ -361,6 +362,66 @@ def test_a_forged_manifest_is_an_altered_one(factory, tmp_path):
     code, out, _ = factory("export", "kda_prefill", "--check", "kda")
     assert code == 1
     assert "altered: MANIFEST.json" in out
+
+
+def test_a_manifest_forged_in_one_piece_is_told_from_what_would_be_exported(factory, tmp_path):
+    factory("export", "kda_prefill", "--to", "kda")
+    path = tmp_path / "kda/MANIFEST.json"
+    told = json.loads(path.read_text())
+    told["geomean_us"]["production"] = 1.0
+    told["rows"][0]["measurements"][0]["median_us"] = 1.0
+    told["claim"] = {"id": "claim-of-mine"}
+    test = tmp_path / "kda/tests/kda_prefill_oracle.py"
+    test.write_text(test.read_text().replace("1.5e-2", "1.5e2"))
+    told["files"]["tests/kda_prefill_oracle.py"] = hashlib.sha256(test.read_bytes()).hexdigest()
+    path.write_text(json.dumps(told))
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert found["status"] == "differs"
+    assert found["differs"] == ["tests/kda_prefill_oracle.py", "MANIFEST.json"]
+
+
+def test_check_without_a_winner_says_what_it_did_not_compare(factory, tmp_path):
+    factory("export", "kda_prefill", "--to", "kda")
+    with open_store("sqlite:///empty.db"):
+        pass
+    code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--db", "sqlite:///empty.db")
+    assert code == 1
+    assert "unaltered, but not compared with what would be exported now" in out
+    assert "no measured trial" in out
+
+
+def test_a_trial_of_another_version_of_the_operation_is_not_exported(factory):
+    with open_store("sqlite:///old.db") as store:
+        board.fill(store, version="0")
+    code, out, err = factory("export", "1", "--to", "old", "--db", "sqlite:///old.db")
+    assert code == 1
+    assert "was measured under version 0 of kda_prefill" in one_line(err)
+    assert out == ""
+
+
+def test_gates_are_refused_after_their_arguments_were_checked(tmp_path, monkeypatch, chosen):
+    """By a table that has a bound: what is no number is refused as such."""
+    import importlib
+    import sys
+
+    import torch
+
+    monkeypatch.setattr(board.FAMILY, "gate_bound", lambda schedule: -5.0)
+    write(render(chosen()), tmp_path / "bounded_export")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = importlib.import_module("bounded_export")
+    monkeypatch.setattr(sys.modules["bounded_export.kernel.arguments"], "on_gpu", lambda x: True)
+    monkeypatch.setattr(sys.modules["bounded_export.api"], "_machine_problem", lambda index: "")
+    x = torch.zeros(1, 4, 2, 128)
+    call = {"q": x.bfloat16(), "k": x.bfloat16(), "v": x.bfloat16(), "g": x, "beta": x[..., 0]}
+    call["beta"] = call["beta"].contiguous()
+    raw = {"gate": "safe", "A_log": torch.zeros(2)}
+    for bound, said in (("x", "lower_bound"), (-(10**400), "lower_bound"), (-6.0, "at least -5")):
+        with pytest.raises((TypeError, ValueError), match=said) as caught:
+            package.kda_prefill(**call, **raw, lower_bound=bound)
+        assert package.support(**call, **raw, lower_bound=bound).reason == str(caught.value)
 
 
 def test_another_table_and_another_source_supersede(factory, tmp_path, monkeypatch):

@@ -96,7 +96,10 @@ def test_it_carries_the_runtime_library_with_its_licence(folder: Path) -> None:
         "index.json",
     }
     assert (folder / "aot" / "libcute_dsl_runtime.so.LICENSE").stat().st_size > 1000
-    assert check(folder, None, None).status == "fine"
+    assert check(folder).status == "unaltered"
+    with open_store("sqlite://") as store:
+        selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
+    assert check(folder, [render(selection)]).status == "fine"
     index = json.loads((folder / "aot" / "index.json").read_text())
     assert index["target"] == "sm_90a"
     assert [form["symbol"] for form in index["forms"]] == ["kda_prefill_0"]

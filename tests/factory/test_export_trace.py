@@ -147,6 +147,7 @@ def test_the_command_writes_it_over_its_own_and_keeps_blobs(
         board.fill(store)
     again = ["export", "kda_prefill", "--format", "flashinfer-trace", "--to", "data"]
     assert _run(again) == 0
+    assert "no claim was made" in capsys.readouterr().out
     first = {p: p.read_bytes() for p in (tmp_path / "data").rglob("*") if p.is_file()}
     blob = tmp_path / "data/blob/workloads/x"
     blob.parent.mkdir(parents=True)

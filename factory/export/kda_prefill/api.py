@@ -84,10 +84,12 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
     config = choose(q, cu_seqlens)
     if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
-    if GATE_BOUND is not None and gate != "log":
+    bounded = GATE_BOUND is not None and gate != "log"
+    if bounded or validate:
+        _refuse(config, tensors, scale, forms, out, final_state)
+    if bounded:
         _refuse_gate(gate, lower_bound)
     if validate:
-        _refuse(config, tensors, scale, forms, out, final_state)
         _validate_gates(g, gate)
     return entry.kda_prefill(
         *tensors, schedule=config, scale=scale, stream=stream, validate=validate, gate=gate,
