@@ -74,6 +74,8 @@ def check_measurement(record: MeasurementRecord, uid: str) -> None:
     """Median and interval are those of the samples, where samples are stored."""
     if not record.samples_us:
         return
+    if not all(0 < us < math.inf for us in record.samples_us):
+        raise TransferError(f"measurement {uid}: samples_us holds what is no time")
     stated = (record.median_us, record.low_us, record.high_us)
     names = ("median_us", "low_us", "high_us")
     for name, said, found in zip(names, stated, interval(record.samples_us), strict=True):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -30,12 +30,6 @@ __all__ = [
     "TrialRecord",
     "TrialStatus",
 ]
-
-
-_Us = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""Microseconds, or a ratio of them."""
-_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What a database can keep."""
 
 
 class _Record(BaseModel):
@@ -128,7 +122,7 @@ class CampaignRecord(_Record):
     """sha256 over parameters, choices and offered schedules."""
     space: dict[str, Any]
     """Parameter name to its choices, so that a changed space can be named."""
-    seed: _Int64
+    seed: int = Field(ge=-(2**63), lt=2**63)
     budget: int = Field(ge=1, lt=2**31)
     """Trials in all, resumed ones included."""
     status: CampaignStatus
@@ -161,7 +155,7 @@ class JobRecord(_Record):
     drift: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Largest relative change of a control's median between its readings."""
     note: str = ""
-    seed: _Int64 | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """All inputs of the job derive from it: the same seed draws them again."""
     details: dict[str, Any] = Field(default_factory=dict)
     """What else the job saw: errors of the controls, readings of the GPU's clock."""
@@ -192,7 +186,7 @@ class ErrorRecord(_Record):
     rms_rel: float | None = Field(ge=0, allow_inf_nan=False)
     finite: bool
     within: bool
-    seed: _Int64
+    seed: int = Field(ge=-(2**63), lt=2**63)
     out_of_contract: bool = False
     """Regime past the declared gate bound: recorded, not run, no error."""
 
@@ -213,10 +207,10 @@ class MeasurementRecord(_Record):
     """How it was read, for example ``cupti`` or ``cost model``; methods never rank together."""
     input_form: str = "activated"
     """``activated`` or ``raw``."""
-    median_us: _Us
-    low_us: _Us
-    high_us: _Us
-    samples_us: tuple[_Us, ...] = ()
+    median_us: float = Field(gt=0, allow_inf_nan=False)
+    low_us: float = Field(gt=0, allow_inf_nan=False)
+    high_us: float = Field(gt=0, allow_inf_nan=False)
+    samples_us: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
     """Kernel names really launched."""
     held_out: bool = False
@@ -251,9 +245,9 @@ class TrialRecord(_Record):
     reason: str = ""
     attempt: int = Field(default=1, ge=1, lt=2**31)
     clock: Clock | None = None
-    score_us: _Us | None = None
+    score_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Geomean over all tuned workloads on the production regime; only when passed."""
-    slow_us: _Us | None = None
+    slow_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same on the slow regime; None for modelled."""
     method: str | None = None
     """How the score was read; set by the store from the measurements of a passed trial."""
@@ -300,24 +294,24 @@ class ClaimRecord(_Record):
     """The campaign's candidate that the folder was timed in turns with."""
     job_id: str
     gpu: str
-    score_us: _Us
+    score_us: float = Field(gt=0, allow_inf_nan=False)
     """The folder's own entry point: geomean of ``gpu`` medians over the tuned workloads, ranking
     regime."""
-    slow_us: _Us | None = None
-    held_out_us: _Us | None = None
-    candidate_us: _Us
+    slow_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    held_out_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    candidate_us: float = Field(gt=0, allow_inf_nan=False)
     """The same of the candidate, in the same job and turns."""
-    candidate_held_out_us: _Us | None = None
-    ratio: _Us
+    candidate_held_out_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ratio: float = Field(gt=0, allow_inf_nan=False)
     """``score_us / candidate_us``."""
-    held_out_ratio: _Us | None = None
+    held_out_ratio: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     bound: float = Field(gt=1)
     """Largest ratio that was allowed."""
     control: str | None = None
     """Fastest control of the job that was timed on all tuned workloads, if there was one."""
     control_form: str | None = None
-    control_us: _Us | None = None
-    control_ratio: _Us | None = None
+    control_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    control_ratio: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """``score_us / control_us``: how claims of two jobs compare."""
     kernels: tuple[str, ...]
     """Names of all kernels that the folder was seen to launch."""

@@ -280,6 +280,10 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
         lambda items: sampled(items).update(samples_us=[1.0, 1.0, 1.0]),
         r"measurement \w+: median_us",
     ),
+    "an infinite sample": (
+        lambda items: sampled(items).update(samples_us=[{"$float": "inf"}]),
+        "samples_us holds what is no time",
+    ),
     "score": (lambda items: of_kind(items, "trial").update(score_us=9.0), "its score 9 us"),
     "slow score": (lambda items: of_kind(items, "trial").update(slow_us=9.0), r"\(slow 9 us\)"),
     "beyond": (lambda items: first_error(items, within=False), "not within, and .* is passed"),
