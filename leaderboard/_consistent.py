@@ -109,8 +109,9 @@ def _check_error(label: str, e: ErrorRecord, *, passed: bool) -> None:
     where = f"{label}: error of {e.tensor} ({e.stage}, {e.regime}, {e.workload}, {e.scope})"
     if e.within and not e.finite:
         raise TransferError(f"{where} is within and not finite")
-    if e.within and (e.max_rel is None or e.rms_rel is None):
-        raise TransferError(f"{where} is within and has no max_rel or rms_rel")
+    for name, value in (("max_rel", e.max_rel), ("rms_rel", e.rms_rel)):
+        if e.within and (value is None or not 0 <= value < math.inf):
+            raise TransferError(f"{where} is within with {name} {value}")
     if passed and not e.within:
         raise TransferError(f"{where} is not within, and the trial's status is passed")
 

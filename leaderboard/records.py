@@ -181,9 +181,9 @@ class ErrorRecord(_Record):
     tensor: str
     scope: str
     """``all`` or the worst slice, for example ``head 3``."""
-    max_rel: float | None = Field(ge=0, allow_inf_nan=False)
+    max_rel: float | None
     """None where not finite."""
-    rms_rel: float | None = Field(ge=0, allow_inf_nan=False)
+    rms_rel: float | None
     finite: bool
     within: bool
     seed: int = Field(ge=-(2**63), lt=2**63)

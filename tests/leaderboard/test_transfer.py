@@ -288,7 +288,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "slow score": (lambda items: of_kind(items, "trial").update(slow_us=9.0), r"\(slow 9 us\)"),
     "beyond": (lambda items: first_error(items, within=False), "not within, and .* is passed"),
     "not finite": (lambda items: first_error(items, finite=False), "is within and not finite"),
-    "no error": (lambda items: first_error(items, max_rel=None), "has no max_rel"),
+    "no error": (lambda items: first_error(items, max_rel=None), "within with max_rel None"),
     "drift": (lambda items: of_kind(items, "job").update(drift=0.5), "drift of 0.5, beyond 0.03"),
     "gpu": (lambda items: of_kind(items, "job").update(gpu="NVIDIA B200"), "its fingerprint's"),
     "fingerprint": (
