@@ -77,7 +77,7 @@ class ExecutorConfig(_Model):
 class CampaignConfig(_Model):
     """What ``factory launch`` runs."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Campaigns are told apart by it: resuming looks for this name."""
     operation: str
     space: str | None = None
@@ -89,7 +89,7 @@ class CampaignConfig(_Model):
     0 sets no limit."""
     patience: int = Field(default=0, ge=0)
     """Finished trials without a new best after which nothing is begun; 0 sets no limit."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of inputs and sampler."""
     sampler: Literal["tpe", "gp", "random", "grid"] = "tpe"
     first: int = Field(default=0, ge=0)
@@ -146,12 +146,21 @@ def _explain(error: ValidationError, origin: str) -> str:
     value = problem["input"]
     if problem["loc"][:1] == ("warm_start",):  # a union: its problems name its members
         return f"{origin}: warm_start should be true, false or a list of campaigns"
+    if key == "name" and isinstance(value, str):
+        return (
+            f"{origin}: name should be 1 to 100 letters, digits, '_', '.' and '-', the first a "
+            f"letter or digit, not {_shown(value)}"
+        )
     match problem["type"]:
         case "extra_forbidden":
             known = list(_known_keys(CampaignConfig))
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             return f"{origin}: unknown key {key!r}; {hint}"
+        case "model_type":
+            return (
+                f"{origin}: {key} should be a table, not {_shown(value)} ({type(value).__name__})"
+            )
         case "missing":
             return f"{origin}: key {key!r} is missing"
         case _:

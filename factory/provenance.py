@@ -61,4 +61,4 @@ def fingerprint(source_hash: str, extra: Mapping[str, Any] | None = None) -> Fin
         More names to values, for example ``gpu_uuid``.
     """
     values = {**toolchain(), "source": source_hash, **(extra or {})}
-    return FingerprintRecord(id=digest(values), values=values)
+    return FingerprintRecord.of(values)

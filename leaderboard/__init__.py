@@ -13,9 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leaderboard._errors import HeldError, QueryError, StoreError, TransferError, UnknownError
+    from leaderboard._errors import (
+        AbsentError,
+        HeldError,
+        QueryError,
+        StoreError,
+        TransferError,
+        UnknownError,
+        UnreachableError,
+    )
     from leaderboard._lease import LEASE_SECONDS, driver_name, is_held
     from leaderboard._query import Results, query, query_shapes
+    from leaderboard._scores import interval
     from leaderboard._verdicts import Contrast, Verdict, compare_samples, contrast, in_groups
     from leaderboard.queries import (
         best_so_far,
@@ -85,6 +94,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_URL",
     "LEASE_SECONDS",
+    "AbsentError",
     "BestPoint",
     "CampaignRecord",
     "CampaignStatus",
@@ -125,6 +135,7 @@ __all__ = [
     "TrialStatus",
     "UnknownError",
     "UnrankedRow",
+    "UnreachableError",
     "Verdict",
     "WorstError",
     "best_so_far",
@@ -142,6 +153,7 @@ __all__ = [
     "import_file",
     "import_lines",
     "in_groups",
+    "interval",
     "is_held",
     "named_times",
     "open_for_reading",
@@ -162,12 +174,15 @@ __all__ = [
 
 _HOMES = {
     "leaderboard._errors": (
+        "AbsentError",
         "HeldError",
         "QueryError",
         "StoreError",
         "TransferError",
         "UnknownError",
+        "UnreachableError",
     ),
+    "leaderboard._scores": ("interval",),
     "leaderboard._verdicts": (
         "Contrast",
         "Verdict",

@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from leaderboard import migrations
-from leaderboard._errors import StoreError
+from leaderboard._errors import AbsentError, StoreError, UnreachableError
 from leaderboard.models import Base
 
-__all__ = ["BUSY_SECONDS", "WRITES", "describe", "make_engine", "normalise"]
+__all__ = ["BUSY_SECONDS", "WRITES", "describe", "in_memory", "make_engine", "normalise"]
 
 BUSY_SECONDS = 60
 """How long a transaction waits for another process's before it gives up."""
@@ -44,7 +44,7 @@ def normalise(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # no URL, or a port or host that is none
         raise StoreError(
             f"{url!r} is not a database URL; use sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
@@ -61,11 +61,21 @@ def normalise(url: str) -> URL:
                 f"{describe(parsed)} has a host; SQLite takes sqlite:///FILE "
                 "(four slashes for an absolute path)"
             )
+        if parsed.query:
+            raise StoreError(
+                f"SQLite takes no options in its URL: {', '.join(sorted(parsed.query))}; use "
+                "sqlite:///FILE"
+            )
         return parsed
     raise StoreError(
         f"unsupported database {parsed.drivername!r}; use sqlite:///FILE or "
         "postgresql://USER@HOST/NAME"
     )
+
+
+def in_memory(url: URL) -> bool:
+    """Whether nothing of it is left when the process ends."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def describe(url: URL) -> str:
@@ -104,7 +114,11 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
         raise
     except (DBAPIError, sqlite3.Error) as error:
         engine.dispose()
-        raise StoreError(f"cannot open {shown}: {first_line(error)}") from None
+        said = first_line(error)
+        # What a server says itself, of a password or a name, begins with FATAL.
+        away = engine.dialect.name == "postgresql" and isinstance(error, OperationalError)
+        kind = UnreachableError if away and "FATAL" not in str(error) else StoreError
+        raise kind(f"cannot open {shown}: {said}") from None
     return engine
 
 
@@ -116,11 +130,11 @@ def first_line(error: Exception) -> str:
 
 
 def _sqlite(url: URL, read_only: bool) -> Engine:
-    if not url.database or url.database == ":memory:":
+    if in_memory(url):
         engine = sa.create_engine(url, poolclass=StaticPool)
         _habits(engine)
         return engine
-    path = Path(url.database)
+    path = Path(str(url.database))
     _check_path(path, read_only)
     if read_only:
         location = f"file:{quote(str(path.absolute()))}?mode=ro"
@@ -147,7 +161,7 @@ def _check_path(path: Path, read_only: bool) -> None:
         raise StoreError(f"{path} is a folder; name a file in it, for example {path}/factory.db")
     if not path.exists():
         if read_only:
-            raise StoreError(f"there is no database at {path}")
+            raise AbsentError(f"there is no database at {path}")
         if not path.parent.is_dir():
             raise StoreError(f"cannot create {path}: the folder {path.parent} does not exist")
         if not _writable(path.parent):
@@ -225,7 +239,8 @@ def _bring_schema(engine: Engine, shown: str, read_only: bool) -> None:
         return
     if read_only:
         state = "holds no leaderboard" if found is None else f"has the older schema {found}"
-        raise StoreError(f"{shown} {state}; open it once for writing (factory launch does)")
+        kind = AbsentError if found is None else StoreError
+        raise kind(f"{shown} {state}; open it once for writing (factory launch does)")
     with engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))

@@ -5,11 +5,27 @@ Knows nothing of SQL: the store translates database errors into these.
 
 from __future__ import annotations
 
-__all__ = ["HeldError", "QueryError", "StoreError", "TransferError", "UnknownError"]
+__all__ = [
+    "AbsentError",
+    "HeldError",
+    "QueryError",
+    "StoreError",
+    "TransferError",
+    "UnknownError",
+    "UnreachableError",
+]
 
 
 class StoreError(Exception):
     """The leaderboard cannot do what was asked; the message is one line with the fix."""
+
+
+class AbsentError(StoreError):
+    """There is no leaderboard yet where one was to be read."""
+
+
+class UnreachableError(StoreError):
+    """The database's server does not answer: nothing that was typed need be wrong."""
 
 
 class HeldError(StoreError):

@@ -14,6 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leaderboard import _rows
+from leaderboard._consistent import (
+    check_fingerprint,
+    check_job,
+    check_measurement,
+    check_trial,
+)
 from leaderboard._errors import TransferError
 from leaderboard._scores import score_basis
 from leaderboard._types import decode_json
@@ -61,7 +67,7 @@ class Importer:
         self._session = session
         self._trial_ids: dict[str, int] = {}
         self._passed: list[int] = []
-        self._times: list[tuple[str, dict[str, Any]]] = []
+        self._times: list[tuple[str, MeasurementRecord]] = []
 
     def add(self, item: dict[str, Any]) -> None:
         """Add one exported item.
@@ -109,6 +115,7 @@ class Importer:
 
     def _fingerprint(self, item: dict[str, Any]) -> None:
         record = FingerprintRecord.model_validate(item)
+        check_fingerprint(record)
         row = self._session.get(FingerprintRow, record.id)
         if row is None:
             self._insert(FingerprintRow(id=record.id, contents=record.values))
@@ -134,6 +141,11 @@ class Importer:
 
     def _job(self, item: dict[str, Any]) -> None:
         record = JobRecord.model_validate(item)
+        machine = self._session.get(FingerprintRow, record.fingerprint_id)
+        config = self._session.scalar(
+            sa.select(CampaignRow.config).where(CampaignRow.id == record.campaign_id)
+        )
+        check_job(record, None if machine is None else machine.contents, config)
         row = self._session.get(JobRow, record.id)
         self._count("job", row is None)
         if row is None:
@@ -158,6 +170,7 @@ class Importer:
             raise TransferError("a trial has no uid")
         if record.status is TrialStatus.RUNNING:
             raise TransferError(f"trial {record.uid} is still running: it is no result")
+        check_trial(record)
         row = self._session.scalars(sa.select(TrialRow).where(TrialRow.uid == record.uid)).first()
         self._count("trial", row is None)
         if row is None:
@@ -208,7 +221,8 @@ class Importer:
             raise TransferError(f"measurement {uid} is of trial {trial_uid}, which is not here")
         trial_id = None if trial_uid is None else self._trial_ids[trial_uid]
         record = MeasurementRecord.model_validate({**item, "trial_id": trial_id})
-        self._times.append((uid, _rows.measurement_values(record, uid)))
+        check_measurement(record, uid)
+        self._times.append((uid, record))
         if len(self._times) >= _BATCH:
             self._flush_times()
 
@@ -228,14 +242,14 @@ class Importer:
         if not self._times:
             return
         self._session.flush()
-        known = set(
-            self._session.scalars(
-                sa.select(MeasurementRow.uid).where(
-                    MeasurementRow.uid.in_([uid for uid, _ in self._times])
-                )
-            )
+        rows = self._session.scalars(
+            sa.select(MeasurementRow).where(MeasurementRow.uid.in_([uid for uid, _ in self._times]))
         )
-        fresh = [values for uid, values in self._times if uid not in known]
+        known = {row.uid: _rows.measurement_record(row) for row in rows}
+        for uid, record in self._times:
+            if known.get(uid, record) != record:
+                raise TransferError(f"measurement {uid} is stored with other contents")
+        fresh = [_rows.measurement_values(r, uid) for uid, r in self._times if uid not in known]
         for counter, count in (
             (self.added, len(fresh)),
             (self.skipped, len(self._times) - len(fresh)),

@@ -5,7 +5,9 @@ Pure arithmetic on records, or on rows with their fields; knows nothing of the d
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 from leaderboard._errors import StoreError
 from leaderboard.records import Clock
 
-__all__ = ["Basis", "geomean", "score_basis"]
+__all__ = ["Basis", "geomean", "interval", "score_basis"]
 
 _SAME = 1e-6
 """Relative difference up to which a stated score equals the recomputed one."""
@@ -23,6 +25,27 @@ _SAME = 1e-6
 def geomean(values: Sequence[float]) -> float:
     """Geometric mean of positive numbers."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and a 95% confidence interval of it.
+
+    The interval is between two order statistics and assumes no distribution:
+    the ``k``-th smallest and largest with ``2 P(Binomial(n, 1/2) < k) <= 0.05``;
+    all samples where there are fewer than six.
+    """
+    ordered = sorted(samples)
+    rank = _rank(len(ordered))
+    return statistics.median(ordered), ordered[rank], ordered[-1 - rank]
+
+
+@functools.lru_cache(maxsize=256)
+def _rank(n: int) -> int:
+    below, tail = 0, 0.0
+    while tail + math.comb(n, below) / 2**n <= 0.025:
+        tail += math.comb(n, below) / 2**n
+        below += 1
+    return max(0, below - 1)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<sign><=|>=|!=|==|=|<|>)|(?P<paren>[()])"
     r"|(?P<quoted>'[^']*'|\"[^\"]*\")|(?P<word>[^\s()<>=!'\"]+))"
 )
+_LONGEST = 10_000
+_DEEPEST = 50
+"""Characters, and ``not`` and parentheses within each other, of a condition."""
 _ORDER: dict[str, Callable[[float, float], bool]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
@@ -60,7 +63,10 @@ def parse_where(text: str, known: Iterable[str]) -> Condition:
 
 class _Parser:
     def __init__(self, text: str, known: frozenset[str]) -> None:
-        self._text = text
+        self._text = text if len(text) <= 200 else text[:197] + "..."
+        if len(text) > _LONGEST:
+            raise self._wrong(f"it is longer than {_LONGEST} characters")
+        self._depth = 0
         self._known = known
         self._tokens = list(self._split(text))
         self._at = 0
@@ -115,6 +121,15 @@ class _Parser:
         return parts[0] if len(parts) == 1 else lambda row: all(p(row) for p in parts)
 
     def _one(self) -> Condition:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self._wrong(f"'not' and parentheses are nested deeper than {_DEEPEST}")
+        try:
+            return self._within()
+        finally:
+            self._depth -= 1
+
+    def _within(self) -> Condition:
         if self._keyword("not"):
             inner = self._one()
             return lambda row: not inner(row)
@@ -128,6 +143,20 @@ class _Parser:
             raise self._wrong(f"{value!r} stands where a name should")
         return self._comparison(value)
 
+    def _refuse_slip(self, name: str, value: str) -> None:
+        slip = _SLIP.fullmatch(value)
+        if slip is None:
+            return
+        if slip["end"]:
+            raise self._wrong(f"{value!r} ends in {value[-1]!r}; leave that away")
+        if slip["base"]:
+            try:
+                fix = f"; write {int(value, 0)}"
+            except ValueError:
+                fix = ""
+            raise self._wrong(f"{value!r} is no decimal number{fix}")
+        raise self._wrong(f"nothing equals {value}; what has no {name} holds no comparison anyway")
+
     def _comparison(self, name: str) -> Condition:
         if name not in self._known:
             raise UnknownError(
@@ -139,6 +168,11 @@ class _Parser:
             if kind not in ("word", "quoted"):
                 raise self._wrong(f"{listed!r} stands where a list like A,B should")
             wanted = [v.strip() for v in listed.split(",") if v.strip()]
+            if not wanted:
+                raise self._wrong(f"the list after {name} in is empty; for example {name} in A,B")
+            if kind == "word":
+                for one in wanted:
+                    self._refuse_slip(name, one)
             return lambda row: any(_equal(row.get(name), v) for v in wanted)
         kind, sign = self._next("one of = != < <= > >= in")
         if kind != "sign":
@@ -146,6 +180,8 @@ class _Parser:
         kind, value = self._next("a value")
         if kind not in ("word", "quoted"):
             raise self._wrong(f"{value!r} stands where a value should")
+        if kind == "word":
+            self._refuse_slip(name, value)
         if sign in ("=", "=="):
             return lambda row: _equal(row.get(name), value)
         if sign == "!=":
@@ -160,6 +196,10 @@ class _Parser:
             return there is not None and holds(there, bound)
 
         return ordered
+
+
+_SLIP = re.compile(r"(?P<end>.*[;,])|(?P<base>[+-]?0[xob][0-9a-f_]+)|(?P<nan>[+-]?nan)", re.I)
+"""Values that nothing equals, and that somebody meant otherwise; in quotes they are text."""
 
 
 def _number(value: object) -> float | None:

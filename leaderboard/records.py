@@ -6,6 +6,9 @@ and numbers only.  Times are microseconds.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -98,6 +101,12 @@ class FingerprintRecord(_Record):
     values: dict[str, Any]
     """Names to versions, for example ``gpu``, ``gpu_uuid``, ``driver``, ``torch``, ``dsl``."""
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> FingerprintRecord:
+        """The fingerprint of these contents, under its id."""
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return cls(id=hashlib.sha256(text.encode()).hexdigest(), values=dict(values))
+
 
 class CampaignRecord(_Record):
     id: str
@@ -113,8 +122,8 @@ class CampaignRecord(_Record):
     """sha256 over parameters, choices and offered schedules."""
     space: dict[str, Any]
     """Parameter name to its choices, so that a changed space can be named."""
-    seed: int
-    budget: int = Field(ge=1)
+    seed: int = Field(ge=-(2**63), lt=2**63)
+    budget: int = Field(ge=1, lt=2**31)
     """Trials in all, resumed ones included."""
     status: CampaignStatus
     clock: Clock
@@ -143,10 +152,10 @@ class JobRecord(_Record):
     status: JobStatus
     started_at: datetime
     ended_at: datetime | None = None
-    drift: float | None = None
+    drift: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Largest relative change of a control's median between its readings."""
     note: str = ""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """All inputs of the job derive from it: the same seed draws them again."""
     details: dict[str, Any] = Field(default_factory=dict)
     """What else the job saw: errors of the controls, readings of the GPU's clock."""
@@ -158,7 +167,7 @@ class StageRecord(_Record):
     status: StageStatus
     reason: str = ""
     """One line with the numbers, empty when passed."""
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     details: dict[str, Any] = Field(default_factory=dict)
     """What the stage saw, for example resources of each kernel."""
 
@@ -177,7 +186,7 @@ class ErrorRecord(_Record):
     rms_rel: float | None
     finite: bool
     within: bool
-    seed: int
+    seed: int = Field(ge=-(2**63), lt=2**63)
     out_of_contract: bool = False
     """Regime past the declared gate bound: recorded, not run, no error."""
 
@@ -198,9 +207,9 @@ class MeasurementRecord(_Record):
     """How it was read, for example ``cupti`` or ``cost model``; methods never rank together."""
     input_form: str = "activated"
     """``activated`` or ``raw``."""
-    median_us: float = Field(gt=0)
-    low_us: float = Field(gt=0)
-    high_us: float = Field(gt=0)
+    median_us: float = Field(gt=0, allow_inf_nan=False)
+    low_us: float = Field(gt=0, allow_inf_nan=False)
+    high_us: float = Field(gt=0, allow_inf_nan=False)
     samples_us: tuple[float, ...] = ()
     kernels: tuple[str, ...] = ()
     """Kernel names really launched."""
@@ -226,7 +235,7 @@ class TrialRecord(_Record):
     uid: str = ""
     """The same everywhere: survives export and import."""
     campaign_id: str
-    number: int
+    number: int = Field(ge=0, lt=2**31)
     """0-based order of proposal within the campaign."""
     schedule_key: str
     schedule: dict[str, int | str]
@@ -234,11 +243,11 @@ class TrialRecord(_Record):
     stage: str
     """Last stage reached."""
     reason: str = ""
-    attempt: int = 1
+    attempt: int = Field(default=1, ge=1, lt=2**31)
     clock: Clock | None = None
-    score_us: float | None = Field(default=None, gt=0)
+    score_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Geomean over all tuned workloads on the production regime; only when passed."""
-    slow_us: float | None = Field(default=None, gt=0)
+    slow_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same on the slow regime; None for modelled."""
     method: str | None = None
     """How the score was read; set by the store from the measurements of a passed trial."""
@@ -285,24 +294,24 @@ class ClaimRecord(_Record):
     """The campaign's candidate that the folder was timed in turns with."""
     job_id: str
     gpu: str
-    score_us: float = Field(gt=0)
+    score_us: float = Field(gt=0, allow_inf_nan=False)
     """The folder's own entry point: geomean of ``gpu`` medians over the tuned workloads, ranking
     regime."""
-    slow_us: float | None = Field(default=None, gt=0)
-    held_out_us: float | None = Field(default=None, gt=0)
-    candidate_us: float = Field(gt=0)
+    slow_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    held_out_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    candidate_us: float = Field(gt=0, allow_inf_nan=False)
     """The same of the candidate, in the same job and turns."""
-    candidate_held_out_us: float | None = Field(default=None, gt=0)
-    ratio: float = Field(gt=0)
+    candidate_held_out_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ratio: float = Field(gt=0, allow_inf_nan=False)
     """``score_us / candidate_us``."""
-    held_out_ratio: float | None = Field(default=None, gt=0)
+    held_out_ratio: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     bound: float = Field(gt=1)
     """Largest ratio that was allowed."""
     control: str | None = None
     """Fastest control of the job that was timed on all tuned workloads, if there was one."""
     control_form: str | None = None
-    control_us: float | None = Field(default=None, gt=0)
-    control_ratio: float | None = Field(default=None, gt=0)
+    control_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    control_ratio: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """``score_us / control_us``: how claims of two jobs compare."""
     kernels: tuple[str, ...]
     """Names of all kernels that the folder was seen to launch."""

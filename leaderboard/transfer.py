@@ -10,6 +10,7 @@ and stay behind, and so do leases.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.orm import Session
 
 from leaderboard import _rows
@@ -163,24 +164,45 @@ def import_file(store: Store, path: Path) -> ImportResult:
 def _why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        return f"{field}: {first['msg']}" if field else first["msg"].removeprefix("Value error, ")
     return " ".join(str(error).split())
 
 
 def _parse(line: str, name: str, number: int) -> dict[str, Any]:
     try:
-        item = json.loads(line)
+        item = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise TransferError(f"{name} line {number} is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise TransferError(f"{name} line {number} is nested too deeply") from None
+    except ValueError as error:  # a number that is none, or too long to be one
+        raise TransferError(f"{name} line {number} is not JSON: {_why(error)}") from None
     if not isinstance(item, dict) or not isinstance(item.get("kind"), str):
         raise TransferError(f"{name} line {number} is not an object with a kind")
     return item
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return value
 
 
 def _check_header(item: dict[str, Any], name: str) -> None:
     if item["kind"] != "header" or item.get("format") != FORMAT:
         raise TransferError(f"{name} is not a leaderboard export: its first line is no header")
     version = item.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise TransferError(f"{name} states no format version: {version!r} is no whole number")
+    if version > VERSION:
         raise TransferError(
             f"{name} was written by a newer version (format {version}, this one reads up to "
             f"{VERSION}); upgrade kernel-factory"

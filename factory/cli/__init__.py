@@ -123,6 +123,7 @@ def _known(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in _FULL:
         return EXIT_MACHINE
     codes = {
+        ("leaderboard._errors", "UnreachableError"): EXIT_MACHINE,
         ("leaderboard._errors", "StoreError"): EXIT_USAGE,
         ("factory.stages.base", "HarnessError"): EXIT_MACHINE,
         ("candidates._base", "ToolchainError"): EXIT_MACHINE,

@@ -18,6 +18,7 @@ from factory.cli.common import (
     print_json,
     print_note,
     print_table,
+    refuse_in_memory,
     us_text,
 )
 from factory.cli.table import print_failures
@@ -165,6 +166,7 @@ def import_(parent_db: str | None, file: str, db: str | None, as_json: bool) -> 
     from leaderboard import DEFAULT_URL, StoreError, import_file, open_store
 
     url = db or parent_db or DEFAULT_URL
+    refuse_in_memory(url)
     try:
         open_store(url, read_only=True).close()
     except StoreError:  # there is none yet: a file that is refused must not leave an empty one

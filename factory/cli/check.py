@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import secrets
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +67,8 @@ def check(
     FILE declares OPERATION and KERNELS and defines bind(inputs, outputs) or
     run(inputs, outputs).  It runs in a process of its own, under limits.
     Exit code 0: everything that could run passed; 1: refused; 2: not a
-    candidate file; 3: the machine failed, or did not hold still while timing.
+    candidate file; 3: the machine failed, or did not hold still while timing;
+    130: interrupted by Ctrl-C or SIGTERM.
 
     With --json: one object with id, verdict, declaration, seed, stages (each
     with id, verdict, reason, seconds), errors, measurements, controls, against
@@ -77,16 +82,17 @@ def check(
     _refuse_unknown("regime", regimes, known.regimes)
     met = [w.name for w in (known.reduced() if small else known.tuned())]
     _refuse_unknown("workload", workloads, met, " without a GPU" if small else "")
-    found = run(
-        candidate,
-        known,
-        device=device,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
-        log_dir=_log_dir(file),
-        workloads=workloads or None,
-        regimes=regimes or None,
-        on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
-    )
+    with _ended_by_sigterm():
+        found = run(
+            candidate,
+            known,
+            device=device,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+            log_dir=_log_dir(file),
+            workloads=workloads or None,
+            regimes=regimes or None,
+            on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
+        )
     if as_json:
         print_json(_object(candidate, known, found))
     else:
@@ -94,6 +100,25 @@ def check(
     if not found.passed:
         return EXIT_NOTHING_PASSED
     return EXIT_MACHINE if found.void else EXIT_DONE
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a check as Ctrl-C does, whoever sends it: no verdict, its processes ended."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: what follows cleans up
+        click.echo("SIGTERM: stopping; there is no verdict", err=True)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _read(file: Path, operation: str | None) -> tuple[UserFamily, Operation]:

@@ -21,6 +21,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_table",
+    "refuse_in_memory",
     "refuse_unknown",
     "us_text",
 ]
@@ -54,6 +55,19 @@ def open_reading(db: str | None) -> Store:
     from leaderboard import open_for_reading
 
     return open_for_reading(db)
+
+
+def refuse_in_memory(db: str) -> None:
+    """Refuse a database that keeps nothing.
+
+    Raises
+    ------
+    UserError
+    """
+    from leaderboard._engine import in_memory, normalise
+
+    if in_memory(normalise(db)):
+        raise UserError(f"{db} keeps nothing beyond this command; name a file: sqlite:///FILE")
 
 
 def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from factory.cli.common import (
     print_json,
     print_note,
     print_table,
+    refuse_in_memory,
     us_text,
 )
 from factory.cli.table import print_failures
@@ -122,14 +123,17 @@ def _launch(
     from factory.campaign import launch as run
     from factory.plan import make_plan
     from factory.progress import make_view
-    from leaderboard import DEFAULT_URL, StoreError, open_store
+    from leaderboard import DEFAULT_URL, StoreError, UnreachableError, open_store
 
     # All that can be refused is, before a database is made or touched.
     url = db or DEFAULT_URL
+    refuse_in_memory(url)
     stored = None
     if resume:
         try:
             reading = open_store(url, read_only=True)
+        except UnreachableError:
+            raise
         except StoreError as error:
             raise UserError(f"nothing to resume: {error}") from error
         with reading as store:
@@ -287,11 +291,12 @@ def _resume_command(campaign: str) -> str:
 def _dry_run(config: CampaignConfig, db: str | None, as_json: bool) -> int:
     from factory.dryrun import describe
     from factory.plan import make_plan
-    from leaderboard import DEFAULT_URL, open_store
+    from leaderboard import DEFAULT_URL, AbsentError, open_store
 
+    refuse_in_memory(db or DEFAULT_URL)
     plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
     store = None
-    if db is not None or Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
+    with suppress(AbsentError):  # a launch makes it; nothing was timed before
         store = open_store(db or DEFAULT_URL, read_only=True)
     try:
         found = describe(plan, store)

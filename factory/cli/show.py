@@ -45,7 +45,8 @@ def show(trial: str, again: bool, db: str | None, as_json: bool) -> int:
     With --json: the trial's record, one object with id, schedule, status,
     stage, reason, score_us, stages, errors, measurements and log_path, the
     fingerprint (names to versions) of the job that timed it, and how to run it
-    again (run_again: a list of commands).
+    again (run_again: a list of commands, empty where the
+    installed operation is another version).
     """
     with open_reading(db) as store:
         record = store.get_trial(trial)
@@ -71,7 +72,7 @@ def show(trial: str, again: bool, db: str | None, as_json: bool) -> int:
         _print_errors(store, record)
         if record.score_us is not None:
             _print_times(store, record)
-        click.echo("\nrun it again:")
+        click.echo("\nrun it again:" if commands else f"\nnot run again here: {_other(campaign)}")
         for command in commands:
             click.echo(f"  {command}")
     return EXIT_DONE
@@ -92,8 +93,11 @@ def _commands(
 ) -> list[str]:
     """How to see the same again: the stages of a CPU anywhere, those of a GPU where there is one.
 
-    A benched schedule meets the inputs of the job that timed it.
+    A benched schedule meets the inputs of the job that timed it.  Empty where the trial met
+    another operation than the installed one.
     """
+    if _other(campaign):
+        return []
     where = [] if db is None else ["--db", db]
     found = [shlex.join(["factory", "show", str(record.id), "--again", *where])]
     if record.job_id is not None:
@@ -104,6 +108,22 @@ def _commands(
     return found
 
 
+def _other(campaign: CampaignRecord) -> str:
+    """Why the installed operation is not the one that the campaign met; empty if it is."""
+    import operations
+
+    try:
+        operation = operations.get(campaign.operation)
+    except LookupError as error:
+        return str(error)
+    if operation.version != campaign.operation_version:
+        return (
+            f"it met version {campaign.operation_version} of {operation.name}, installed is "
+            f"{operation.version}: other inputs or tolerances"
+        )
+    return ""
+
+
 def _again(record: TrialRecord, campaign: CampaignRecord, *, as_json: bool) -> int:
     """Run validate, emulate and compile once more, on the campaign's seed."""
     import candidates
@@ -111,16 +131,13 @@ def _again(record: TrialRecord, campaign: CampaignRecord, *, as_json: bool) -> i
     from factory.funnel import run_cpu_stage
     from factory.stages.emulate import References
 
+    if why := _other(campaign):
+        raise UserError(f"trial {record.id} cannot be run again: {why}")
     try:
         operation = operations.get(campaign.operation)
         family = candidates.get(campaign.operation)
     except LookupError as error:
         raise UserError(str(error)) from error
-    if operation.version != campaign.operation_version:
-        raise UserError(
-            f"trial {record.id} met version {campaign.operation_version} of {operation.name}, "
-            f"installed is {operation.version}: other inputs or tolerances"
-        )
     try:
         schedule = family.schedule(record.schedule)
     except ValueError as error:

@@ -196,6 +196,9 @@ class _Service:
         """Put what was returned where the job looks for it."""
         for name, ref in bound.outputs.items():
             with _foreign("result"):
+                if isinstance(returned, Mapping) and name not in returned:
+                    there = ", ".join(map(repr, returned)) or "nothing"
+                    raise _Fault("rejected", f"output {name!r} is missing: there is {there}")
                 tensor = returned[name]
                 shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             if shape != ref.shape:

@@ -38,6 +38,8 @@ _HANGUP_S = 2.0
 _READS_LEFT = 16
 """Reads of what a process left behind, or wrote when its time was up: more than a pipe holds."""
 _TAIL_BYTES = 4000
+_LOG_BYTES = 4 << 20
+"""Kept of a log, half of it from each end; a process may write more while it runs."""
 _SEND_BYTES = 1 << 20
 _HEADER = struct.Struct("!i")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -229,6 +231,7 @@ class Child:
                 f"process {self.pid} survives SIGKILL; the device driver holds it"
             ) from None
         end_marked(_MARK, self._mark)
+        _shorten(self.log_path)
         with self._lock:
             self._gone = True
             self._link.close()
@@ -382,6 +385,24 @@ class Child:
             lines = log.read().decode(errors="replace").splitlines()
         telling = [line.strip() for line in lines if re.search(r"error|abort|fatal", line, re.I)]
         return f" ({safe(telling[-1], 200)})" if telling else ""
+
+
+def _shorten(path: Path) -> None:
+    """Keep both ends of a log that nobody writes any more, and say what was left out."""
+    try:
+        with open(path, "r+b") as log:
+            size = log.seek(0, os.SEEK_END)
+            if size <= _LOG_BYTES:
+                return
+            half = _LOG_BYTES // 2
+            log.seek(size - half)
+            end = log.read()
+            log.seek(half)
+            log.write(f"\n[... {size - 2 * half} bytes left out ...]\n".encode())
+            log.write(end)
+            log.truncate()
+    except FileNotFoundError:
+        return  # somebody cleared the folder
 
 
 def _environment(mark: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from factory.device.bank import Entry
 from factory.device.process import ChildFailure
 from factory.stages.base import HarnessError, StageResult
+from leaderboard import interval
 from leaderboard.records import Clock, ErrorRecord, MeasurementRecord, StageStatus
 from operations import Operation, TensorError, Tolerance
 
@@ -150,23 +151,6 @@ def undeclared(launched: Iterable[str], declared: Sequence[str]) -> list[str]:
     """
     known = tuple(p.removeprefix("void ") for p in declared)
     return [n for n in launched if not n.removeprefix("void ").startswith(known)]
-
-
-def interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and a 95% confidence interval of it.
-
-    The interval is between two order statistics and assumes no distribution:
-    the ``k``-th smallest and largest with ``2 P(Binomial(n, 1/2) < k) <= 0.05``;
-    all samples where there are fewer than six.
-    """
-    ordered = sorted(samples)
-    n = len(ordered)
-    below, tail = 0, 0.0
-    while tail + math.comb(n, below) / 2**n <= 0.025:
-        tail += math.comb(n, below) / 2**n
-        below += 1
-    rank = max(0, below - 1)
-    return statistics.median(ordered), ordered[rank], ordered[n - 1 - rank]
 
 
 def measurement(

@@ -46,6 +46,10 @@ FILES: dict[str, str] = {
     + "        KEPT[key] = outputs['y'].clone()\n"
     + "    launch('mine_main', 1.0)\n"
     + "    outputs['y'].copy_(KEPT[key])\n",
+    "clears its outputs": RIGHT + "    outputs.clear()\n",
+    "returns another": RIGHT + "    return {'z': outputs['y']}\n",
+    "prints much": RIGHT + "    print('first\\n' + 'x' * (4 << 20) + '\\nlast')\n",
+    "ends its parent": RIGHT + "    import os\n    os.kill(os.getppid(), 15)\n",
     "raises on import": RIGHT + "\nraise ValueError('not today')\n",
     "blames the toolchain": RIGHT
     + "\nimport candidates\nraise candidates.ToolchainError('buy another compiler')\n",

@@ -13,7 +13,7 @@ from typing import Any
 
 import candidates
 import operations
-from leaderboard import Store, import_lines
+from leaderboard import FingerprintRecord, Store, import_lines, interval
 
 OPERATION = operations.get("kda_prefill")
 FAMILY = candidates.get("kda_prefill")
@@ -25,7 +25,16 @@ SCHEDULES = [s for s in FAMILY.offered("fused") if FAMILY.gate_bound(s) is not N
 SHAPES = ("2048/12/1", "8192/12/4")
 HELD_OUT = "odd-500/5"
 MOMENT = "2026-11-30T07:45:40+00:00"
-CAMPAIGN, JOB, FINGERPRINT = "survey-of-tests", "job-of-tests", "f" * 64
+CAMPAIGN, JOB = "survey-of-tests", "job-of-tests"
+FINGERPRINT = FingerprintRecord.of(
+    {
+        "gpu": "NVIDIA H200",
+        "driver": "580.1",
+        "torch": "2.11",
+        "dsl": None,
+        "ptxas": "nvidia-cutlass-dsl-libs-base 4.8.1",
+    }
+)
 
 Times = Mapping[tuple[int, str, str], float]
 """(number of the schedule, shape, regime) to median microseconds."""
@@ -55,16 +64,14 @@ def lines(times: Times = EVEN, **changes: Any) -> Iterator[str]:
     source = changes.get("source", FAMILY.source_hash())
     made = [
         {"kind": "header", "format": "kernel-factory leaderboard", "version": 1},
-        {"kind": "fingerprint", "id": FINGERPRINT, "values": {
-            "gpu": "NVIDIA H200", "driver": "580.1", "torch": "2.11", "dsl": None,
-            "ptxas": "nvidia-cutlass-dsl-libs-base 4.8.1"}},
+        {"kind": "fingerprint", **FINGERPRINT.model_dump()},
         {"kind": "campaign", "id": CAMPAIGN, "name": "survey", "operation": OPERATION.name,
          "operation_version": changes.get("version", OPERATION.version), "family": FAMILY.name,
          "source_hash": source, "config": {}, "space_hash": "b", "space": {}, "seed": 1,
          "budget": 3, "status": "finished", "clock": "gpu", "workloads": list(SHAPES),
          "ranking_regime": "production", "slow_regime": "slow", "created_at": MOMENT,
          "updated_at": MOMENT},
-        {"kind": "job", "id": JOB, "campaign_id": CAMPAIGN, "fingerprint_id": FINGERPRINT,
+        {"kind": "job", "id": JOB, "campaign_id": CAMPAIGN, "fingerprint_id": FINGERPRINT.id,
          "gpu": "NVIDIA H200", "status": "valid", "started_at": MOMENT, "ended_at": MOMENT,
          "drift": 0.004, "note": "", "seed": 7, "details": {}},
     ]  # fmt: skip
@@ -117,11 +124,12 @@ def _time(
     n: int, shape: str, regime: str, phase: str, us: float, *, held_out: bool = False
 ) -> dict[str, Any]:
     drawn = samples(us)
+    _, low, high = interval(drawn)
     return {
         "kind": "measurement", "uid": uid("time", n, shape, regime, phase),
         "trial_uid": uid("trial", n), "job_id": JOB, "control": None, "workload": shape,
         "regime": regime, "clock": "gpu", "cache": "warm", "method": "cupti",
-        "input_form": "activated", "median_us": us, "low_us": drawn[0], "high_us": drawn[-1],
+        "input_form": "activated", "median_us": us, "low_us": low, "high_us": high,
         "samples_us": drawn, "kernels": [f"kda_fused_{n}"], "held_out": held_out, "phase": phase,
     }  # fmt: skip
 

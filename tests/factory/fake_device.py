@@ -41,7 +41,7 @@ class FakeJob:
     thread: int | None = None
 
     def __post_init__(self) -> None:
-        self.fingerprint = FingerprintRecord(id="f" * 64, values={"gpu": "FAKE H200"})
+        self.fingerprint = FingerprintRecord.of({"gpu": "FAKE H200"})
         self.record = JobRecord(
             id=f"job-{self.number}",
             campaign_id=None,

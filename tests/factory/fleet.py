@@ -39,7 +39,7 @@ from leaderboard.records import (
     StageStatus,
 )
 
-FINGERPRINT = FingerprintRecord(id="f" * 64, values={"gpu": "FAKE H200"})
+FINGERPRINT = FingerprintRecord.of({"gpu": "FAKE H200"})
 SHAPES = {"64": 0.5, "256": 2.0}
 """Time on each workload over the score, their geomean."""
 _SAMPLES = 30

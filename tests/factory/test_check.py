@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,6 +308,45 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert len(done.err.splitlines()) == 1
     assert not done.out
     assert not list((tmp_path / "here").iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("clears its outputs", "output 'y' is missing: there is nothing"),
+        ("returns another", "output 'y' is missing: there is 'z'"),
+    ],
+)
+def test_an_output_that_is_not_there_is_named(checked: Check, name: str, said: str) -> None:
+    gate = by_stage(checked(name))["gate"]
+    assert gate.status is StageStatus.REJECTED
+    assert said in gate.reason
+
+
+def test_of_a_long_log_both_ends_are_kept(checked: Check) -> None:
+    log = Path(by_stage(checked("prints much"))["gate"].log)
+    text = log.read_text("utf-8")
+    assert 4 << 20 <= len(text) < 5 << 20
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    assert "bytes left out" in text
+
+
+def test_a_candidate_that_ends_the_check_gets_no_verdict(
+    command: Callable[..., Answer], tmp_path: Path
+) -> None:
+    def missed(number: int, frame: object) -> None:
+        raise AssertionError("nobody took the signal")
+
+    earlier = signal.signal(signal.SIGTERM, missed)
+    try:
+        done = command(fakes.written(tmp_path, "ends its parent"))
+        assert signal.getsignal(signal.SIGTERM) is missed
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert done.code == 130, done.out + done.err
+    assert "SIGTERM: stopping; there is no verdict" in done.err
+    assert not done.out
 
 
 def test_a_machine_fault_is_one_line_and_exit_code_3(

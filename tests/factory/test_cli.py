@@ -62,6 +62,14 @@ def one_line(err):
         (["launch", "toy.toml", "--db", "nonsense"], "'nonsense' is not a database URL"),
         (["launch", "toy.toml", "--db", "sqlite:////no/such/folder/x.db"], "does not exist"),
         (["launch", "toy.toml", "--db", "mysql://a/b"], "unsupported database 'mysql'"),
+        (["launch", "toy.toml", "--db", "postgresql://u@h:notaport/x"], "is not a database URL"),
+        (["launch", "toy.toml", "--db", "postgresql://[::1/x"], "is not a database URL"),
+        (["launch", "toy.toml", "--db", "sqlite://"], "keeps nothing"),
+        (["launch", "toy.toml", "--db", "sqlite:///:memory:"], "keeps nothing"),
+        (["launch", "toy.toml", "--db", "sqlite:///x.db?mode=ro&bogus=1"], "bogus, mode"),
+        (["launch", "toy.toml", "--seed", "1" + "0" * 22], "seed should be less than"),
+        (["launch", "toy.toml", "--name", ""], "name should be 1 to 100 letters"),
+        (["launch", "toy.toml", "--name", "n" * 101], "name should be 1 to 100 letters"),
         (["launch", "toy.toml", "--resume"], "nothing to resume"),
         (["launch", "missing.toml"], "missing.toml: No such file or directory"),
         (["launch"], "Missing argument 'CAMPAIGN'"),
@@ -342,6 +350,33 @@ def test_reading_commands_create_no_database(factory, tmp_path):
     for argv in (["leaderboard"], ["status"], ["launch", "toy.toml", "--dry-run"]):
         assert factory(*argv)[0] == 0
     assert not list(tmp_path.glob("*.db"))
+
+
+def test_a_dry_run_needs_no_database_and_makes_none(factory, tmp_path):
+    code, out, _ = factory("launch", "toy.toml", "--dry-run", "--db", "sqlite:///new.db")
+    assert code == 0
+    assert "estimate: none" in out
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_server_that_does_not_answer_is_exit_code_3(factory):
+    url = "postgresql://user:hunter2@127.0.0.1:1/name"
+    for argv in (["leaderboard"], ["launch", "toy.toml"], ["launch", "toy.toml", "--resume"]):
+        code, _, err = factory(*argv, "--db", url)
+        assert code == 3
+        assert "hunter2" not in one_line(err)
+
+
+def test_show_does_not_offer_what_would_be_refused(inside, monkeypatch):
+    monkeypatch.setattr(operations.get("toy_scale"), "version", "other")
+    code, out, _ = inside("show", "1")
+    assert code == 0
+    assert "--again" not in out
+    assert "not run again here: it met version" in out
+    assert json.loads(inside("show", "1", "--json")[1])["run_again"] == []
+    code, _, err = inside("show", "1", "--again")
+    assert code == 2
+    assert "cannot be run again" in one_line(err)
 
 
 def test_a_dry_run_counts_the_space_and_runs_nothing(factory, tmp_path):

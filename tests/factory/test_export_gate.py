@@ -52,6 +52,8 @@ def test_this_project_is_not_there():
 """
 GOOD = fakes.FAMILY.schedule({"kind": "good"})
 
+MACHINE = FingerprintRecord.of({"gpu": "NVIDIA H200"})
+
 
 def vendored(
     base: Path,
@@ -257,10 +259,10 @@ def gated(job: str, ours: float, theirs: float, over: float = 54.0, held: float 
         },
         controls=tuple(m.model_copy(update={"job_id": job}) for m in control(over)),
         job=JobRecord(
-            id=job, campaign_id=None, fingerprint_id="g" * 64, gpu="NVIDIA H200",
+            id=job, campaign_id=None, fingerprint_id=MACHINE.id, gpu="NVIDIA H200",
             status=JobStatus.VALID, started_at=moment, ended_at=moment, drift=0.002,
         ),
-        fingerprint=FingerprintRecord(id="g" * 64, values={"gpu": "NVIDIA H200"}),
+        fingerprint=MACHINE,
     )  # fmt: skip
 
 

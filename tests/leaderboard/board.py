@@ -28,7 +28,7 @@ WORKLOADS = ("2048/12/1", "1024/4/1")
 START = datetime(2026, 11, 1, 7, 15, tzinfo=UTC)
 on_sqlite = pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
 """For what only a file can be: tests otherwise run on both databases."""
-FINGERPRINT = FingerprintRecord(id="f" * 64, values={"gpu": "NVIDIA H200", "driver": "580.1"})
+FINGERPRINT = FingerprintRecord.of({"gpu": "NVIDIA H200", "driver": "580.1"})
 
 
 def campaign(id_: str = "kda-1", *, minutes: int = 0, **changes: Any) -> CampaignRecord:
@@ -90,7 +90,7 @@ def time(
         "median_us": median_us,
         "low_us": median_us * 0.99,
         "high_us": median_us * 1.01,
-        "samples_us": (median_us, median_us * 1.01),
+        "samples_us": (median_us * 0.99, median_us, median_us * 1.01),
         "kernels": ("prep", "scan"),
     }
     return MeasurementRecord(**{**values, **changes})

@@ -21,7 +21,7 @@ REVISIONS = sorted(script.revision for script in migrations._scripts().walk_revi
 
 # Rows of the first schema, spelled out: this must not follow the models.
 FIRST: dict[str, dict[str, Any]] = {
-    "kf_fingerprints": {"id": "f" * 64, "contents": dict(board.FINGERPRINT.values)},
+    "kf_fingerprints": {"id": board.FINGERPRINT.id, "contents": dict(board.FINGERPRINT.values)},
     "kf_campaigns": {
         "id": "kda-1",
         "name": "kda",
@@ -45,7 +45,7 @@ FIRST: dict[str, dict[str, Any]] = {
     "kf_jobs": {
         "id": "job-1",
         "campaign_id": "kda-1",
-        "fingerprint_id": "f" * 64,
+        "fingerprint_id": board.FINGERPRINT.id,
         "gpu": "NVIDIA H200",
         "status": "valid",
         "started_at": board.START,
@@ -246,7 +246,7 @@ def test_what_an_older_schema_holds_is_read_by_this_version(
         assert [e.max_rel for e in trial.errors] == [0.004]
         assert [m.samples_us for m in trial.measurements] == [(10.0, 10.5)]
         assert opened.get_job("job-1").gpu == "NVIDIA H200"
-        assert opened.get_fingerprint("f" * 64) == board.FINGERPRINT
+        assert opened.get_fingerprint(board.FINGERPRINT.id) == board.FINGERPRINT
         # What was numbered by hand does not stand in the way of what comes.
         assert board.begin(opened, 1).id > 1
     with open_store(url, read_only=True) as again, again.reading() as session:

@@ -48,6 +48,7 @@ ROW = {"bt": 32, "anchor": "mid", "us": 12.5, "rank": None, "losses": ("a", "b")
         ("bt==32.0", True),
         ("anchor in start,mid", True),
         ("anchor in 'start, end'", False),
+        ("bt==32", True),
         ("losses=b", True),
         ("losses=c", False),
         # What is not there holds no comparison.
@@ -74,6 +75,14 @@ def test_a_condition_reads_like_a_sentence(text, holds):
         ("bt=32 and", "it ends where a comparison should follow"),
         ("=32", "'=' stands where a name should"),
         ("bt=32 'x", "cannot read"),
+        ("bt===32", "'=' stands where a value should"),
+        ("bt=32;", "'32;' ends in ';'"),
+        ("bt=0x20", "write 32"),
+        ("bt in ,", "is empty; for example bt in A,B"),
+        ("bt=nan", "nothing equals nan"),
+        ("not " * 1000 + "bt=32", "nested deeper than 50"),
+        ("(" * 1000 + "bt=32", "nested deeper than 50"),
+        ("not " * 3000 + "bt=32", "longer than 10000 characters"),
     ],
 )
 def test_what_is_no_condition_is_refused_in_one_line(text, said):
