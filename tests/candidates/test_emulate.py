@@ -82,7 +82,10 @@ def arithmetics() -> list[Schedule]:
     return [
         s
         for s in FAMILY.offered("kda_prefill")
-        if s["segments"] == 1 and s["rows"] == 64 and bears_contract(KdaSchedule.of(s))
+        if s["form"] == "split"
+        and s["segments"] == 1
+        and s["rows"] == 64
+        and bears_contract(KdaSchedule.of(s))
     ]
 
 

@@ -50,6 +50,8 @@ def schedules() -> list[Schedule]:
     """One of each distinct PREP and each distinct SCAN of those that bear gates of -5."""
     out, preps, scans = [], set(), set()
     for schedule in space.offered("kda_prefill"):
+        if space.is_fused(schedule):
+            continue
         view = space.KdaSchedule.of(schedule)
         if not space.bears_contract(view):
             continue

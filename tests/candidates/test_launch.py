@@ -81,7 +81,8 @@ def test_every_offered_schedule_compiles_within_its_budgets(host):
     for schedule in space.offered("kda_prefill"):
         build = launch.compile_schedule(schedule)
         problems += [f"{schedule.key}: {p}" for p in build.problems]
-        codes.setdefault(build.cubin_sha256, []).append(schedule.key)
+        if schedule.get("waves") in (None, 1):  # how many pieces is a number at the launch
+            codes.setdefault(build.cubin_sha256, []).append(schedule.key)
     assert not problems, "\n".join(problems)
     # Two schedules with equal machine code would be one schedule under two names.
     assert not [keys for keys in codes.values() if len(keys) > 1]
