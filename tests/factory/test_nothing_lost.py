@@ -250,10 +250,10 @@ for number in range(8):
                 pass
             try:
                 store.acquire(campaign)
-                print("holds", os.getpid(), flush=True)
+                os.write(1, f"holds {os.getpid()}\\n".encode())  # in one piece
                 time.sleep(1.0)
             except HeldError as error:
-                print("refused", error.holder.rpartition(":")[2], flush=True)
+                os.write(1, f"refused {error.holder.rpartition(':')[2]}\\n".encode())
         os._exit(0)
     children.append(child)
 for child in children:
@@ -330,4 +330,5 @@ def test_what_left_its_group_and_lost_its_parent_is_found_by_its_mark():
         assert time.monotonic() < end
     assert machine.end_marked("KF_TEST", "another") == 0
     assert machine.end_marked("KF_TEST", mark) >= 2
-    assert machine.end_marked("KF_TEST", mark) == 0
+    while machine.end_marked("KF_TEST", mark):  # what was killed takes a moment to be gone
+        assert time.monotonic() < end
