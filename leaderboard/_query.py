@@ -294,43 +294,16 @@ def _result(
     reason: str | None = None,
 ) -> ResultRow:
     t = e.trial
-    name, form = e.control or (None, None)
     return ResultRow(
-        id=t.id,
-        uid=t.uid,
         run=run,
         rank=rank,
         status=TrialStatus(t.status),
         stage=t.stage,
         reason=t.reason if reason is None else reason,
-        campaign_id=t.campaign_id,
-        campaign=e.campaign,
-        operation=e.operation,
-        operation_version=e.operation_version,
-        family=e.family,
-        number=t.number,
-        schedule_key=t.schedule_key,
-        schedule=t.schedule,
-        source_hash=t.source_hash,
-        clock=t.clock,
         regime=e.regime,
-        score_us=t.score_us,
-        slow_us=t.slow_us,
-        method=t.method,
-        cache=t.cache,
-        gpu=e.gpu,
-        job_id=t.job_id,
-        control=name,
-        control_form=form,
-        control_us=e.control_us,
-        ratio=e.ratio,
-        losses=tuple(w for w in e.workloads if w in medians and medians[w] > e.control_shapes[w])
-        if e.control
-        else (),
-        provisional=e.provisional,
-        superseded=e.superseded,
         started_at=t.started_at,
         ended_at=t.ended_at,
+        **e.values(medians),
     )
 
 

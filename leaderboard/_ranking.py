@@ -112,6 +112,42 @@ class Entry:
         t = self.trial
         return (t.job_id, self.regime, t.clock, t.method, t.cache)
 
+    def values(self, medians: Mapping[str, float]) -> dict[str, Any]:
+        """What every view of the entry shows; ``medians`` are its own, by workload."""
+        t = self.trial
+        name, form = self.control or (None, None)
+        return {
+            "id": t.id,
+            "uid": t.uid,
+            "campaign_id": t.campaign_id,
+            "campaign": self.campaign,
+            "operation": self.operation,
+            "operation_version": self.operation_version,
+            "family": self.family,
+            "number": t.number,
+            "schedule_key": t.schedule_key,
+            "schedule": t.schedule,
+            "source_hash": t.source_hash,
+            "clock": t.clock,
+            "score_us": t.score_us,
+            "slow_us": t.slow_us,
+            "method": t.method,
+            "cache": t.cache,
+            "gpu": self.gpu,
+            "job_id": t.job_id,
+            "control": name,
+            "control_form": form,
+            "control_us": self.control_us,
+            "ratio": self.ratio,
+            "losses": tuple(
+                w for w in self.workloads if w in medians and medians[w] > self.control_shapes[w]
+            )
+            if self.control
+            else (),
+            "provisional": self.provisional,
+            "superseded": self.superseded,
+        }
+
 
 @dataclass(frozen=True)
 class Board:

@@ -120,40 +120,7 @@ def ranked(
 
 
 def _leaderboard_row(rank: int, entry: Entry, medians: Mapping[str, float]) -> LeaderboardRow:
-    t = entry.trial
-    name, form = entry.control or (None, None)
-    return LeaderboardRow(
-        id=t.id,
-        uid=t.uid,
-        rank=rank,
-        campaign_id=t.campaign_id,
-        campaign=entry.campaign,
-        operation=entry.operation,
-        operation_version=entry.operation_version,
-        family=entry.family,
-        number=t.number,
-        schedule_key=t.schedule_key,
-        schedule=t.schedule,
-        source_hash=t.source_hash,
-        clock=t.clock,
-        score_us=t.score_us,
-        slow_us=t.slow_us,
-        method=t.method,
-        cache=t.cache,
-        gpu=entry.gpu,
-        job_id=t.job_id,
-        control=name,
-        control_form=form,
-        control_us=entry.control_us,
-        ratio=entry.ratio,
-        losses=tuple(
-            w for w in entry.workloads if w in medians and medians[w] > entry.control_shapes[w]
-        )
-        if entry.control
-        else (),
-        provisional=entry.provisional,
-        superseded=entry.superseded,
-    )
+    return LeaderboardRow(rank=rank, **entry.values(medians))
 
 
 def unranked(
