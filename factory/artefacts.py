@@ -121,10 +121,15 @@ class Store:
         self.root = root
         self.max_bytes = max_bytes
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept, so that it is worth making for the store's sake alone."""
+        return self.max_bytes > 0
+
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """Files of an entry by name; None if there is none, or none that is whole."""
         folder = self.root / _checked(key)
-        if self.max_bytes == 0:
+        if not self.keeps:
             return None
         try:
             stored = json.loads((folder / _MANIFEST).read_bytes())["sha256"]
@@ -154,7 +159,7 @@ class Store:
         """Keep an entry in place of any earlier one; returns whether it could be."""
         home = self.root / _checked(key)
         size = sum(map(len, files.values()))
-        if size > self.max_bytes or self.max_bytes == 0:
+        if size > self.max_bytes or not self.keeps:
             return False
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -196,7 +201,7 @@ class Store:
 
     def _entries(self) -> Iterator[_Entry]:
         try:
-            found = list(os.scandir(self.root)) if self.max_bytes else []
+            found = list(os.scandir(self.root)) if self.keeps else []
         except FileNotFoundError:
             return
         for item in found:

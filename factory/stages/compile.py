@@ -54,7 +54,7 @@ def compile_schedule(
         if build is None:
             build = family.compile(schedule)
             files = {_BUILD: json.dumps(asdict(build)).encode()}
-        if store is not None and objects and not build.problems:
+        if store is not None and store.keeps and objects and not build.problems:
             kept = _add_objects(family, schedule, files) and kept
     except BuildError as error:
         return StageResult(StageStatus.INFEASIBLE, _one_line(error))

@@ -196,6 +196,13 @@ def test_nothing_is_compiled_twice(store, notes):
     assert notes() == {"compiled": 1, "ahead": 1}
 
 
+def test_nothing_is_made_for_a_store_that_keeps_nothing(tmp_path, notes):
+    store = Store(tmp_path / "none", max_bytes=0)
+    result = compile_schedule(FAMILY, ONE, store=store, objects=True)
+    assert (result.status, result.details["kept"]) == (StageStatus.PASSED, False)
+    assert notes() == {"compiled": 1}
+
+
 @pytest.mark.parametrize("error", [BuildError, ToolchainError])
 def test_what_cannot_be_made_ahead_is_left_to_the_gpus_process(store, notes, monkeypatch, error):
     def fail(self, schedule):
