@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ import click
 from factory.cli.common import (
     db_option,
     json_option,
+    log_folder,
     open_reading,
     print_json,
     print_table,
@@ -22,8 +22,6 @@ from factory.cli.common import (
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from candidates import Baseline, Family
     from factory.bench import Benched, Contestant
     from factory.bench_rows import Geomean, Row
@@ -117,7 +115,7 @@ def bench(
             entries,
             device=device,
             baselines=baselines,
-            log_dir=_log_dir(known.name),
+            log_dir=log_folder("bench", known.name),
             seed=seed,
             rounds=rounds,
             workloads=workloads or None,
@@ -182,17 +180,6 @@ def _gpu() -> Device:
     from factory.device.cuda import CudaDevice
 
     return CudaDevice.find()
-
-
-def _log_dir(operation: str) -> Path:
-    from factory.campaign import LOG_ROOT
-
-    made = LOG_ROOT / f"bench-{operation}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    try:
-        made.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
-    return made
 
 
 def _record(store: Store, found: Benched) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import secrets
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from factory.cli.common import json_option, print_json, print_table, us_text
+from factory.cli.common import (
+    json_option,
+    log_folder,
+    print_json,
+    print_table,
+    refuse_unknown,
+    us_text,
+)
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
 
 if TYPE_CHECKING:
@@ -79,16 +84,16 @@ def check(
     candidate, known = _read(file, operation)
     device = _gpu()
     small = device is None or "cuda" not in candidate.declaration.devices
-    _refuse_unknown("regime", regimes, known.regimes)
+    refuse_unknown("regime", regimes, known.regimes)
     met = [w.name for w in (known.reduced() if small else known.tuned())]
-    _refuse_unknown("workload", workloads, met, " without a GPU" if small else "")
+    refuse_unknown("workload", workloads, met, " without a GPU" if small else "")
     with _ended_by_sigterm():
         found = run(
             candidate,
             known,
             device=device,
             seed=secrets.randbelow(2**31) if seed is None else seed,
-            log_dir=_log_dir(file),
+            log_dir=log_folder("check", file.stem),
             workloads=workloads or None,
             regimes=regimes or None,
             on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
@@ -142,26 +147,6 @@ def _gpu() -> Device | None:
     from factory.device.cuda import CudaDevice
 
     return CudaDevice.find()
-
-
-def _refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str], where: str = "") -> None:
-    names = list(known)
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known{where}: {', '.join(names)}"
-            raise UserError(f"unknown {kind} {name!r}; {hint}")
-
-
-def _log_dir(file: Path) -> Path:
-    from factory.campaign import LOG_ROOT
-
-    made = LOG_ROOT / f"check-{file.stem}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    try:
-        made.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
-    return made
 
 
 def _verdict(found: Checked) -> str:

@@ -12,11 +12,14 @@ from factory.cli.table import print_note, print_table
 from factory.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from leaderboard import Store
 
 __all__ = [
     "db_option",
     "json_option",
+    "log_folder",
     "open_reading",
     "print_json",
     "print_note",
@@ -70,8 +73,30 @@ def refuse_in_memory(db: str) -> None:
         raise UserError(f"{db} keeps nothing beyond this command; name a file: sqlite:///FILE")
 
 
-def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str]) -> None:
+def log_folder(command: str, of: str) -> Path:
+    """Make a folder of its own for the logs of one run of a command.
+
+    Raises
+    ------
+    UserError
+        It cannot be written.
+    """
+    from datetime import UTC, datetime
+
+    from factory.campaign import LOG_ROOT
+
+    made = LOG_ROOT / f"{command}-{of}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    try:
+        made.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
+    return made
+
+
+def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str], where: str = "") -> None:
     """Refuse a name that is none of the known ones, with the nearest that is.
+
+    ``where`` follows the word "known", with a space before it.
 
     Raises
     ------
@@ -83,7 +108,11 @@ def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"known{where}: {', '.join(names) or 'none'}"
+            )
             raise UserError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from factory.cli.common import db_option, json_option, open_reading, print_json, refuse_unknown
+from factory.cli.common import (
+    db_option,
+    json_option,
+    log_folder,
+    open_reading,
+    print_json,
+    refuse_unknown,
+)
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
 
 if TYPE_CHECKING:
@@ -259,7 +266,7 @@ def _put_through(
         contest,
         device=asked.device,
         baselines=[b for n, b in there.items() if not asked.controls or n in asked.controls],
-        log_dir=_log_dir(s.operation.name),
+        log_dir=log_folder("export", s.operation.name).resolve(),
         seed=asked.seed,
         rounds=asked.rounds,
         on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
@@ -278,19 +285,6 @@ def _put_through(
     )
     store_claim(asked.store, found, record, trial_id)
     return found, record
-
-
-def _log_dir(operation: str) -> Path:
-    from datetime import UTC, datetime
-
-    from factory.campaign import LOG_ROOT
-
-    made = LOG_ROOT / f"export-{operation}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    try:
-        made.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
-    return made.resolve()
 
 
 # -- writing -----------------------------------------------------------------------------
