@@ -22,7 +22,6 @@ Pack = Mapping[str, torch.Tensor | None]
 """Tensors of one execution by the names of a node's ports."""
 
 INPUTS = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
-OUTPUTS = ("o", "final_state")
 
 
 class NotSupportedError(ValueError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from candidates import Schedule
-from factory.device.measure import Measurer
+from factory.device.measure import Measurer, RunStage
 from factory.device.process import Child
 from factory.device.protocol import Sampling
 from factory.device.timing import Timed
@@ -20,9 +20,6 @@ from operations import Operation
 __all__ = ["Finals", "run_finals"]
 
 _ROUND = Sampling(gpu=15)
-
-RunStage = Callable[[Schedule, Callable[[Child], StageResult]], StageResult]
-"""Runs one piece of work on a finalist's child and turns a failure into its verdict."""
 
 
 @dataclass(frozen=True)

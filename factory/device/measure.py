@@ -17,7 +17,10 @@ from factory.stages.base import StageResult
 from leaderboard.records import ErrorRecord, MeasurementRecord, StageStatus
 from operations import Operation, Regime, Workload
 
-__all__ = ["Measurer", "declared"]
+__all__ = ["Measurer", "RunStage", "declared"]
+
+RunStage = Callable[[Schedule, Callable[[Child], StageResult]], StageResult]
+"""Runs one piece of work on a candidate's child and turns a failure into its verdict."""
 
 _FULL = Sampling(gpu=30, per_call=30, pipelined=8, cold=9)
 _KERNEL_ONLY = Sampling(gpu=30)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from candidates import Schedule
-from factory.device.measure import Measurer
+from factory.device.measure import Measurer, RunStage
 from factory.device.process import Child
 from factory.device.protocol import Sampling
 from factory.device.verdicts import geomean, measurement, medians
@@ -24,9 +24,6 @@ IN_TURNS = Sampling(gpu=15, per_call=12, pipelined=4, cold=6, budget_s=0.1)
 A slow one of thousands of small kernels gets fewer samples."""
 
 PHASE = "bench"
-
-RunStage = Callable[[Schedule, Callable[[Child], StageResult]], StageResult]
-"""Runs one piece of work on a candidate's child and turns a failure into its verdict."""
 
 
 @dataclass(frozen=True)
