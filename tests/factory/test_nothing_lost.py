@@ -8,6 +8,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -23,7 +24,7 @@ from factory.executors.base import HarnessFault, Limits, StageFinished, Task, Wo
 from factory.executors.pool import ProcessPool
 from factory.plan import make_plan
 from factory.progress import Silent
-from leaderboard import CampaignStatus, HeldError, TrialStatus, open_store
+from leaderboard import LEASE_SECONDS, CampaignStatus, HeldError, TrialStatus, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 8
@@ -199,39 +200,49 @@ def test_a_full_disk_under_the_logs_is_no_verdict(tmp_path):
 # -- drivers and time -----------------------------------------------------------------
 
 
-def test_a_clock_that_is_stepped_changes_nothing(store, go, monkeypatch):
+@pytest.fixture
+def leaderboard_now(monkeypatch):
+    """Makes a function the clock of the leaderboard."""
+
+    def be(now):
+        for module in ("_base", "_trials", "store"):
+            monkeypatch.setattr(f"leaderboard.{module}.now_utc", now)
+
+    return be
+
+
+def test_a_clock_that_is_stepped_changes_nothing(store, go, leaderboard_now):
     steps = iter([0, 4000, -9000, 600, 0, -86400] * 100)
-
-    def now():
-        return datetime.now(UTC) + timedelta(seconds=next(steps))
-
-    for module in ("_base", "_trials", "store"):
-        monkeypatch.setattr(f"leaderboard.{module}.now_utc", now)
+    leaderboard_now(lambda: datetime.now(UTC) + timedelta(seconds=next(steps)))
     go(store)
     check(store)
 
 
-def test_a_live_but_slow_trial_keeps_its_campaign(store, url, go, monkeypatch):
+def test_a_live_but_slow_trial_keeps_its_campaign(store, url, go, monkeypatch, leaderboard_now):
     # As from another host: there only signs of life tell.
     monkeypatch.setattr("leaderboard.store.driver_name", lambda: "elsewhere:1")
-    monkeypatch.setattr("leaderboard._lease.LEASE_SECONDS", 0.5)
-    monkeypatch.setattr("factory.driver._HEARTBEAT_S", 0.1)
+    began, seconds = datetime.now(UTC), 0.0  # time passes only where the test says so
+    leaderboard_now(lambda: began + timedelta(seconds=seconds))
+    clock = SimpleNamespace(monotonic=lambda: 1e6 + seconds, perf_counter=time.perf_counter)
+    monkeypatch.setattr("factory.driver.time", clock)
     refused = []
 
     class Slow(InProcess):
         def poll(self, timeout_s):
+            nonlocal seconds
             if len(self.ran) == 3 and len(refused) < 20:
-                time.sleep(0.08)  # 1.6 s in all, three leases long
-                with open_store(url) as other, pytest.raises(HeldError) as caught:
-                    other.acquire(other.list_campaigns()[0].id, "second:2")
+                seconds += 45
+                with pytest.raises(HeldError) as caught:
+                    rival.acquire(rival.list_campaigns()[0].id, "second:2")
                 refused.append(str(caught.value))
                 return []
             return super().poll(timeout_s)
 
     monkeypatch.setattr(sys.modules[__name__], "Disturbed", lambda *made, **_: Slow(*made))
-    go(store)
-    assert len(refused) == 20
-    assert all("is held by elsewhere:1" in line for line in refused)
+    with open_store(url) as rival:
+        go(store)
+    assert len(refused) * 45 >= 3 * LEASE_SECONDS
+    assert all("is held by elsewhere:1 (last sign 45 s ago)" in line for line in refused)
     assert {t.attempt for t in check(store)} == {1}
 
 
