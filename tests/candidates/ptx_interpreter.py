@@ -214,7 +214,7 @@ class Cta:
         self.program, self.memory, self.parameters = program, memory, parameters
         self.order, self.parts, self.stage_bytes = order, parts, stage_bytes
         self.n = program.threads
-        self.shared = np.full(shared_bytes, 0xCD, np.uint8)
+        self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN in bf16 and in fp32
         thread = np.arange(self.n, dtype=np.uint32)
         whole = partial(np.full, self.n, dtype=np.uint32)
         self.registers: dict[str, np.ndarray] = {
@@ -363,7 +363,10 @@ class Cta:
         if value.dtype != bool:
             value = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
         old = self.registers.get(name)
-        fresh = np.zeros(self.n, value.dtype) if old is None else old.copy()
+        if old is None:  # lanes that never wrote it hold what shows: all ones are NaN
+            fresh = np.full(self.n, -1).astype(value.dtype)
+        else:
+            fresh = old.copy()
         fresh[mask] = value[mask]
         self.registers[name] = fresh
 

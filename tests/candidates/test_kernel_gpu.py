@@ -40,7 +40,9 @@ SMALL = (
     KdaWorkload("no-state", heads=4, lengths=(0, 100, 0, 511), initial_state=False),
     KdaWorkload("scale", heads=2, lengths=(77, 130), scale=0.5),
     KdaWorkload("scale-zero", heads=2, lengths=(77, 130), scale=0.0),
-    KdaWorkload("many", heads=2, lengths=tuple(1 + (37 * n) % 128 for n in range(70))),
+    # Eight heads: where gates forget everything, o is (q k) beta v, and operands that were scaled
+    # and rounded are off by a share of |q| |k|.  Of a few tokens in two heads all q k may be small.
+    KdaWorkload("many", heads=8, lengths=tuple(1 + (37 * n) % 128 for n in range(70))),
     KdaWorkload("long", heads=3, lengths=(2047, 1, 3000)),
 )
 LARGE = ("2048/12/1", "8192/12/4", "8192/16/1")
@@ -235,7 +237,7 @@ def test_views_into_one_allocation_are_served_and_strided_ones_refused():
     assert torch.equal(o, o2)
     assert torch.equal(s, s2)
     fused = torch.cat([inputs["q"], inputs["k"], inputs["v"]], -1)
-    with pytest.raises(ValueError, match="q has strides"):
+    with pytest.raises(ValueError, match="not contiguous.*not served by a split schedule"):
         kda_prefill(**{**inputs, "q": fused[..., :128]}, schedule=MID)
     with pytest.raises(ValueError, match="cu_seqlens is on cpu"):
         kda_prefill(**{**inputs, "cu_seqlens": inputs["cu_seqlens"].cpu()}, schedule=MID)
