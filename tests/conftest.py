@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import postgresql_server
@@ -35,3 +36,14 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
         return new
     made = iter(range(1000))
     return lambda: f"sqlite:///{tmp_path / f'board{next(made)}.db'}"
+
+
+@pytest.fixture
+def leaderboard_now(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], datetime]], None]:
+    """Makes a function the clock of the leaderboard."""
+
+    def be(now: Callable[[], datetime]) -> None:
+        for module in ("_base", "_trials", "store"):
+            monkeypatch.setattr(f"leaderboard.{module}.now_utc", now)
+
+    return be

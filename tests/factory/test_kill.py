@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from process_tree import children_of, workers_of
+from held import Hold
+from process_tree import children_of
+from waiting import HANG_S, until
 
 from leaderboard import CampaignStatus, StoreError, TrialStatus, open_store, ranked
 
@@ -29,6 +31,7 @@ class Site:
 
     folder: Path
     url: str
+    hold: Hold
 
     def write(self, *, space="many", sampler="tpe", executor="inline"):
         (self.folder / "many.toml").write_text(
@@ -39,17 +42,21 @@ class Site:
 
 @pytest.fixture
 def site(new_database, tmp_path):
-    """A campaign of slow toy trials, on either database."""
-    made = Site(tmp_path, new_database())
+    """A campaign of toy trials that can be held, on either database."""
+    made = Site(tmp_path, new_database(), Hold(tmp_path / "hold"))
     made.write()
     return made
 
 
-def start(site, *more, emulate_s=0.05):
+def start(site, *more, emulate_s=0.0):
     return subprocess.Popen(
         [*COMMAND, "launch", "many.toml", "--db", site.url, *more],
         cwd=site.folder,
-        env={**os.environ, "TOY_EMULATE_S": str(emulate_s)},
+        env={
+            **os.environ,
+            "TOY_EMULATE_S": str(emulate_s),
+            "TOY_HOLD": str(site.hold.folder),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -71,18 +78,17 @@ def stored(site):
         return False
 
 
-def wait_for_finished(site, count, seconds=120):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if stored(site) and sum(t.status.finished for t in trials(site)) >= count:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{count} trials did not finish in {seconds} s")
+def finished(site):
+    return sum(t.status.finished for t in trials(site)) if stored(site) else 0
+
+
+def wait_for_finished(site, count):
+    until(lambda: finished(site) >= count, f"the end of {count} trials")
 
 
 def finish(site, *more, code=0):
     process = start(site, *more)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code, err
     return out, err
 
@@ -119,25 +125,24 @@ def check_whole(site):
     indirect=["new_database"],
 )
 def test_c2_c3_a_worker_and_then_the_driver_are_killed_and_the_budget_stays(site, executor):
-    site.write(executor=executor)
-    first = start(site, emulate_s=0.5)
-    wait_for_finished(site, 2)
-    busy = []
-    while not busy:
-        busy = workers_of(first.pid)
-    os.kill(busy[0], signal.SIGKILL)
-    # It may take the driver longer to see this than others take to finish two trials.
+    site.write(executor=executor, sampler="grid")
+    site.hold.after(2)
+    first = start(site)
+    os.kill(site.hold.worker_of(3), signal.SIGKILL)
     told = "died of SIGKILL in emulate; once more in a new worker"
     assert any(told in line for line in first.stderr)
+    site.hold.after(4)
     wait_for_finished(site, 4)
-    first.kill()
+    site.hold.worker_of(5)
+    first.kill()  # inside trials
     first.communicate()
     before = {t.id for t in trials(site) if t.status.finished}
-    assert 4 <= len(before) < BUDGET
-    assert trials(site, [TrialStatus.RUNNING])  # it was killed inside trials
+    assert len(before) == 4
+    assert trials(site, [TrialStatus.RUNNING])
+    site.hold.none()
 
     refused = start(site)
-    _, err = refused.communicate(timeout=60)
+    _, err = refused.communicate(timeout=HANG_S)
     assert refused.returncode == 2
     assert "is unfinished" in err
     assert "--resume" in err
@@ -150,10 +155,13 @@ def test_c2_c3_a_worker_and_then_the_driver_are_killed_and_the_budget_stays(site
 
 @on_sqlite
 def test_ctrl_c_stops_cleanly_and_says_how_to_resume(site):
+    site.write(sampler="grid")
+    site.hold.after(2)
     process = start(site)
     wait_for_finished(site, 2)
+    site.hold.worker_of(3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert f"resume with: factory launch many.toml --db {site.url} --resume" in err
     assert "interrupted" in out
@@ -162,16 +170,19 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(site):
     with open_store(site.url, read_only=True) as store:
         kept = store.get_campaign("many")
         assert (kept.status, kept.driver) == (CampaignStatus.INTERRUPTED, None)
+    site.hold.none()
     finish(site, "--resume")
     check_whole(site)
 
 
 @pytest.mark.parametrize("new_database", ["postgresql"], indirect=True)
 def test_a_second_driver_is_told_who_holds_the_campaign(site):
-    first = start(site, emulate_s=0.2)
-    wait_for_finished(site, 1)
+    site.write(sampler="grid")
+    site.hold.after(2)
+    first = start(site)
+    wait_for_finished(site, 2)
     second = start(site, "--resume")
-    _, err = second.communicate(timeout=60)
+    _, err = second.communicate(timeout=HANG_S)
     assert second.returncode == 2
     assert f":{first.pid}" in err
     assert "is held by" in err
@@ -182,16 +193,16 @@ def test_a_second_driver_is_told_who_holds_the_campaign(site):
 @on_sqlite
 def test_workers_inside_a_task_end_with_their_driver(site):
     site.write(space="hanging", sampler="grid")
-    process = start(site, emulate_s=0.0)
+    process = start(site)
     wait_for_finished(site, 2)  # what is left hangs for an hour
     workers = children_of(process.pid)
     assert workers
     process.kill()
     process.communicate()
-    end = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in workers):
-        assert time.monotonic() < end, "a worker outlived its driver"
-        time.sleep(0.05)
+    until(
+        lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers),
+        "the end of workers after that of their driver",
+    )
 
 
 @pytest.mark.soak
@@ -200,10 +211,12 @@ def test_killed_at_random_moments_until_it_is_done(site, seed):
     rng = random.Random(seed)
     for _ in range(40):
         process = start(site, *(["--resume"] if stored(site) else []), emulate_s=0.1)
-        try:
-            process.wait(timeout=rng.uniform(0.1, 4.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
+        # While it starts, or some time after so many trials, however fast it is.
+        goal = finished(site) + rng.randrange(4)
+        while finished(site) < goal and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0.0, 1.0 if goal else 4.0))
+        process.kill()
         _, err = process.communicate()
         if process.returncode == 0 or "is finished after" in err:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from test_campaign import InProcess
+from waiting import HANG_S, until
 
 from factory import machine
 from factory.campaign import find_resumable, launch
@@ -87,28 +89,41 @@ def check(store, finished=BUDGET):
 
 
 def test_a_database_locked_for_a_while_is_waited_for(store, url, go):
-    engine = sa.create_engine(store._engine.url)
+    order = []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOCKER, url], cwd=ROOT, **pipes) as holder:
 
-    def lock():
-        holder = subprocess.Popen(
-            [sys.executable, "-c", LOCKER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        assert holder.stdout.readline() == "locked\n"
-        holders.append(holder)
+        def release():
+            order.append("released")
+            print(file=holder.stdin, flush=True)
 
-    holders = []
-    began = time.monotonic()
-    go(store, at=5, happens=lock)
-    assert time.monotonic() - began > 1.0
-    assert holders[0].wait(30) == 0
-    engine.dispose()
+        def lock():
+            print(file=holder.stdin, flush=True)
+            assert holder.stdout.readline() == "locked\n"
+            for when, then in (("before", asks), ("after", gets)):
+                sa.event.listen(store._engine, f"{when}_cursor_execute", then)
+
+        def asks(connection, cursor, statement, *rest):
+            # The first that has to wait; on SQLite those that only read need not.
+            if not order and (store._engine.dialect.name != "sqlite" or "IMMEDIATE" in statement):
+                order.append("asked")
+                threading.Timer(0.3, release).start()
+
+        def gets(*_):
+            if order in (["asked"], ["asked", "released"]):
+                order.append("got")
+
+        go(store, at=5, happens=lock)
+    assert holder.returncode == 0
+    assert order == ["asked", "released", "got"]
     assert {t.attempt for t in check(store)} == {1}
 
 
 LOCKER = """
-import sys, time
+import sys
 import sqlalchemy as sa
 from leaderboard._engine import normalise
+sys.stdin.readline()
 engine = sa.create_engine(normalise(sys.argv[1]), isolation_level="AUTOCOMMIT")
 with engine.connect() as connection:
     if engine.dialect.name == "sqlite":
@@ -117,7 +132,7 @@ with engine.connect() as connection:
         connection.exec_driver_sql("BEGIN")
         connection.exec_driver_sql("LOCK TABLE kf_trials, kf_campaigns IN ACCESS EXCLUSIVE MODE")
     print("locked", flush=True)
-    time.sleep(1.2)
+    sys.stdin.readline()
     connection.exec_driver_sql("ROLLBACK")
 """
 
@@ -200,17 +215,6 @@ def test_a_full_disk_under_the_logs_is_no_verdict(tmp_path):
 # -- drivers and time -----------------------------------------------------------------
 
 
-@pytest.fixture
-def leaderboard_now(monkeypatch):
-    """Makes a function the clock of the leaderboard."""
-
-    def be(now):
-        for module in ("_base", "_trials", "store"):
-            monkeypatch.setattr(f"leaderboard.{module}.now_utc", now)
-
-    return be
-
-
 def test_a_clock_that_is_stepped_changes_nothing(store, go, leaderboard_now):
     steps = iter([0, 4000, -9000, 600, 0, -86400] * 100)
     leaderboard_now(lambda: datetime.now(UTC) + timedelta(seconds=next(steps)))
@@ -247,28 +251,40 @@ def test_a_live_but_slow_trial_keeps_its_campaign(store, url, go, monkeypatch, l
 
 
 RACE = """
-import os, sys, time
-from pathlib import Path
+import os, sys, traceback
 from leaderboard import HeldError, open_store
 url, campaign = sys.argv[1:]
-start = time.time() + 1.0
-children = []
+ready, start, answered, end = (os.pipe() for _ in range(4))
+
+def drive():
+    os.close(start[1])
+    os.close(end[1])
+    with open_store(url) as store:
+        store.list_campaigns()  # it is connected
+        os.write(ready[1], b".")
+        os.read(start[0], 1)  # all at once
+        try:
+            store.acquire(campaign)
+            said = f"holds {os.getpid()}"
+        except HeldError as error:
+            said = f"refused {error.holder.rpartition(':')[2]}"
+        os.write(1, f"{said}\\n".encode())  # in one piece
+        os.write(answered[1], b".")
+        os.read(end[0], 1)  # who ends holds nothing any more
+
 for number in range(8):
-    child = os.fork()
-    if child == 0:
-        with open_store(url) as store:
-            while time.time() < start:
-                pass
-            try:
-                store.acquire(campaign)
-                os.write(1, f"holds {os.getpid()}\\n".encode())  # in one piece
-                time.sleep(1.0)
-            except HeldError as error:
-                os.write(1, f"refused {error.holder.rpartition(':')[2]}\\n".encode())
+    if os.fork() == 0:
+        try:
+            drive()
+        except BaseException:
+            traceback.print_exc()
+            os.write(ready[1], b"x")
+            os.write(answered[1], b"x")
         os._exit(0)
-    children.append(child)
-for child in children:
-    os.waitpid(child, 0)
+for told, then in ((ready, start), (answered, end)):
+    for number in range(8):
+        os.read(told[0], 1)
+    os.close(then[1])
 """
 
 
@@ -282,7 +298,7 @@ def test_of_drivers_that_start_at_the_same_instant_one_holds_and_all_others_know
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     said = [line.split() for line in done.stdout.splitlines()]
     holders = {pid for word, pid in said if word == "holds"}
@@ -328,18 +344,22 @@ import os, subprocess, sys
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+        up = "import time; print('up', flush=True); time.sleep(600)"
+        subprocess.run([sys.executable, "-c", up])
     os._exit(0)
 """
 
 
 def test_what_left_its_group_and_lost_its_parent_is_found_by_its_mark():
     mark = f"mark-{os.getpid()}"
-    subprocess.run([sys.executable, "-c", RUNAWAY], env={**os.environ, "KF_TEST": mark}, check=True)
-    end = time.monotonic() + 10
-    while sum(machine._has(p, f"KF_TEST={mark}".encode()) for p in machine._processes()) < 2:
-        assert time.monotonic() < end
+    environment = {**os.environ, "KF_TEST": mark}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", RUNAWAY], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout.readline() == "up\n"
+    assert parent.wait() == 0
     assert machine.end_marked("KF_TEST", "another") == 0
     assert machine.end_marked("KF_TEST", mark) >= 2
-    while machine.end_marked("KF_TEST", mark):  # what was killed takes a moment to be gone
-        assert time.monotonic() < end
+    # What was killed takes a moment to be gone.
+    until(lambda: not machine.end_marked("KF_TEST", mark), "the end of what was killed")
+    parent.stdout.close()

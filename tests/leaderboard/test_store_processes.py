@@ -11,6 +11,7 @@ from pathlib import Path
 
 import board
 import pytest
+from waiting import until
 
 from leaderboard import JobStatus, Store, StoreError, TrialRecord, TrialStatus, open_store, ranked
 
@@ -82,13 +83,13 @@ store.record_stage(
 """
 
 DRIVER = """
-import sys, time
+import sys
 from leaderboard import HeldError, open_store
 store = open_store(sys.argv[1])
 try:
     store.acquire("kda-1")
     print("holds", flush=True)
-    time.sleep(60)
+    sys.stdin.read()  # until it is killed
 except HeldError as error:
     print("refused:", error, flush=True)
 """
@@ -97,6 +98,7 @@ except HeldError as error:
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,10 +176,10 @@ def test_a_writer_killed_inside_a_transaction_loses_only_that_one(store: Store, 
 
 def test_writers_killed_at_any_moment_leave_whole_trials(store: Store, url: str) -> None:
     for number, delay in enumerate((0.05, 0.15, 0.3)):
-        process = start(WRITER, url, str(number * 1000), "1000")
-        while not store.list_trials("kda-1") and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(delay)
+        first = number * 1000
+        process = start(WRITER, url, str(first), "1000")
+        until(lambda first=first: any(t.number >= first for t in store.list_trials("kda-1")))
+        time.sleep(delay)  # any moment will do
         process.kill()
         process.communicate()
         with open_store(url) as reopened:

@@ -168,6 +168,22 @@ def _note(what: str, schedule: Schedule) -> None:
             notes.write(f"{what} {schedule.key}\n")
 
 
+def _wait_to_be_let_go(schedule: Schedule) -> None:
+    """A test may hold all blocks above a number: see :class:`held.Hold`."""
+    hold = os.environ.get("TOY_HOLD")
+    while hold and (last := let_go(hold)) is not None and int(schedule.get("block", 1)) > last:
+        Path(hold, f"block-{schedule['block']}").write_text(f"{os.getpid()}\n")
+        time.sleep(0.01)
+
+
+def let_go(hold: str) -> int | None:
+    """The last block that is not held; None if none is."""
+    try:
+        return int(Path(hold, "last").read_text())
+    except FileNotFoundError:
+        return None
+
+
 class ToyFamily(Family):
     name = "toy"
     operation = "toy_scale"
@@ -209,6 +225,7 @@ class ToyFamily(Family):
 
     def emulate(self, schedule: Schedule, inputs: Inputs) -> dict[str, torch.Tensor]:
         time.sleep(float(os.environ.get("TOY_EMULATE_S", "0")))
+        _wait_to_be_let_go(schedule)
         y = inputs["x"] * inputs["g"].exp()[:, None]
         match schedule["kind"]:
             case "offset":
