@@ -54,19 +54,19 @@ TENSORS: tuple[TensorSpec, ...] = (
 )
 
 _TOLERANCE_SOURCE = (
-    "those of kda_prefill, whose operands are rounded alike: bf16 operands alone cost about 4e-3 "
-    "max and rms with independent keys and up to 7.6e-3 max, 6e-3 rms with similar ones; the bound "
-    "is about twice that"
+    "bf16 operands alone cost up to 1.2e-2 max and 5.8e-3 rms of o, 8.4e-3 and 5.2e-3 of the state "
+    "(chunks of 32, 64 and 128 tokens emulated with an exact inverse, all regimes but similar_keys, "
+    "8 seeds, sequences of 1 to 200 tokens); the bound is 1.7 times the larger of each"
 )
 
 TOLERANCES: dict[str, Tolerance] = {
-    "o": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
-    "final_state": Tolerance(max_rel=1.5e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+    "o": Tolerance(max_rel=2e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+    "final_state": Tolerance(max_rel=2e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
 }
 
 _SIMILAR_KEYS_SOURCE = (
-    "that of kda_prefill, which draws the same keys, values, write strengths and sizes of gates: "
-    "what is written is small beside its rounded terms"
+    "with keys and values that almost repeat, what is written is small beside its rounded terms: "
+    "the same emulations reach 1.9e-2 max and 1.7e-2 rms; the bound is 1.6 times that"
 )
 
 SIMILAR_KEYS_TOLERANCES: dict[str, Tolerance] = {
