@@ -55,7 +55,7 @@ TENSORS: tuple[TensorSpec, ...] = (
 
 _TOLERANCE_SOURCE = (
     "bf16 operands alone cost up to 1.2e-2 max and 5.8e-3 rms of o, 8.4e-3 and 5.2e-3 of the state "
-    "(chunks of 32, 64 and 128 tokens emulated with an exact inverse, all regimes but similar_keys, "
+    "(chunks of 32, 64 and 128 tokens emulated with an exact inverse, not similar_keys, "
     "8 seeds, sequences of 1 to 200 tokens); the bound is 1.7 times the larger of each"
 )
 
