@@ -11,6 +11,7 @@ from operations import Regime
 from operations._delta_rule.statistics import SAMPLE_HEADS, SAMPLE_TOKENS, measure
 from operations.gdn_prefill import OPERATION, GdnWorkload
 from operations.gdn_prefill._generators import activate_gate
+from operations.gdn_prefill.raw import plain
 
 SAMPLE = GdnWorkload(
     "statistics", heads=SAMPLE_HEADS // 2, value_heads=SAMPLE_HEADS, lengths=(SAMPLE_TOKENS,)
@@ -69,15 +70,16 @@ def test_raw_form_activates_to_what_generate_returns(name: str) -> None:
     for key in ("A_log", "dt_bias"):
         assert raw[key].shape == (6,)
         assert raw[key].dtype == torch.float32
-    x = raw["g_raw"].double() + raw["dt_bias"].double()
-    g = -raw["A_log"].double().exp() * torch.log1p(x.exp())
-    torch.testing.assert_close(inputs["g"].double(), g, rtol=2e-5, atol=1e-30)
-    torch.testing.assert_close(
-        inputs["beta"].double(), raw["beta_logits"].double().sigmoid(), rtol=1e-6, atol=1e-30
-    )
+    packed = (raw[n] for n in ("q_raw", "k_raw", "v", "g_raw", "beta_logits", "cu_seqlens"))
+    meant = plain(
+        *packed, gate="softplus", A_log=raw["A_log"], dt_bias=raw["dt_bias"], beta_logits=True,
+        l2norm=True,
+    )  # fmt: skip
+    torch.testing.assert_close(inputs["g"].double(), meant["g"], rtol=2e-5, atol=1e-30)
+    torch.testing.assert_close(inputs["beta"].double(), meant["beta"], rtol=1e-6, atol=1e-30)
     for key in ("q", "k"):
-        unit = torch.nn.functional.normalize(raw[f"{key}_raw"].double(), dim=-1)
-        assert (unit - inputs[key].double()).abs().max() < 2**-8
+        own = inputs[key].double().repeat_interleave(3, 1)
+        assert (meant[key] - own).abs().max() < 2**-8, "bf16 rounding of a unit vector"
 
 
 def test_regimes_with_a_raw_form_are_those_a_softplus_gate_gives() -> None:
