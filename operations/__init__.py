@@ -42,7 +42,10 @@ __all__ = [
 ]
 
 _ENTRY_POINTS = "kernel_factory.operations"
-_SHIPPED = {"kda_prefill": "operations.kda_prefill"}
+_SHIPPED = {
+    "gdn_prefill": "operations.gdn_prefill",
+    "kda_prefill": "operations.kda_prefill",
+}
 
 
 class UnknownOperationError(LookupError):

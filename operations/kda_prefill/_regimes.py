@@ -6,12 +6,13 @@ measured of them is in ``_statistics``.  Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from operations._base import Regime, RegimeRole, Tolerance
+from operations._base import Regime
+from operations._delta_rule import recipes
+from operations._delta_rule.recipes import STRONG_BETA, WEAK_BETA, RegimeTable
 from operations.kda_prefill._spec import SIMILAR_KEYS_TOLERANCES
 from operations.kda_prefill._statistics import MEASURED
 
@@ -36,8 +37,8 @@ Gate = Literal[
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How one regime is drawn.
+class Recipe(recipes.Recipe):
+    """How one regime of KDA is drawn.
 
     Parameters
     ----------
@@ -47,51 +48,20 @@ class Recipe:
     level : float
         The rule's number: lower bound of a safe gate, value of a constant one,
         value at the single token, strongest of the scattered gates.
-    keys : {"independent", "similar", "non_negative", "some_zero"}
-        Distribution of the keys before normalisation; ``some_zero`` is
-        independent ones, one in eight of them zero.
-    beta_logit : tuple of float
-        Mean and standard deviation of the write-strength logit.  An infinite
-        deviation makes every write strength exactly 0 or exactly 1.
-    state : {"normal", "one_hot"}
-        Initial state, where the workload has one.
     """
 
     gate: Gate
     level: float = PRODUCTION_LOWER_BOUND
-    keys: Literal["independent", "similar", "non_negative", "some_zero"] = "independent"
-    beta_logit: tuple[float, float] = (0.0, 1.0)
-    state: Literal["normal", "one_hot"] = "normal"
 
     @property
-    def has_raw_form(self) -> bool:
+    def raw(self) -> bool:
         """Whether the gate comes from a pre-activation."""
         return self.gate.startswith("safe_")
 
 
-# sigmoid(2.95) = 0.950: writes almost replace what the key recalls.
-_STRONG_BETA = (2.95, 0.1)
-# sigmoid(-6) = 0.0025: an initial state outlives 32768 tokens.
-_WEAK_BETA = (-6.0, 0.1)
-
-
 def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
-    regimes: dict[str, Regime] = {}
-    recipes: dict[str, Recipe] = {}
-
-    def add(
-        name: str,
-        role: RegimeRole,
-        gate_floor: float,
-        recipe: Recipe,
-        source: str,
-        severity: float | None = None,
-        tolerances: Mapping[str, Tolerance] | None = None,
-    ) -> None:
-        statistics: Mapping[str, float] = MEASURED[name]
-        regimes[name] = Regime(name, role, gate_floor, source, statistics, severity, tolerances)
-        recipes[name] = recipe
-
+    table = RegimeTable[Recipe](MEASURED)
+    add = table.add
     add(
         "production",
         "production",
@@ -148,7 +118,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "similar_keys",
         "edge",
         -0.01,
-        Recipe("safe_slow", keys="similar", beta_logit=_STRONG_BETA),
+        Recipe("safe_slow", keys="similar", beta_logit=STRONG_BETA),
         "keys with mean cosine 0.91 inside a head, beta near 0.95 and slow gates, with values "
         "that share a part too, as repeated tokens give: powers of the triangular factor grow "
         "like binomials and break power-series inverses",
@@ -158,7 +128,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "non_negative_keys",
         "edge",
         -0.01,
-        Recipe("safe_slow", keys="non_negative", beta_logit=_STRONG_BETA),
+        Recipe("safe_slow", keys="non_negative", beta_logit=STRONG_BETA),
         "non-negative keys (cosine about 0.64, as after a ReLU or SiLU feature map), beta near "
         "0.95 and slow gates",
     )
@@ -166,7 +136,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "one_hot_state",
         "edge",
         -2e-5,
-        Recipe("remembered", beta_logit=_WEAK_BETA, state="one_hot"),
+        Recipe("remembered", beta_logit=WEAK_BETA, state="one_hot"),
         "initial state with a single 1 off the diagonal in each head, gates in (-2e-5, 0] and "
         "beta near 0.0025 so that it survives the longest sequence: a transposed state layout or "
         "a lost carry is off by its whole value",
@@ -215,7 +185,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "log(sigmoid(randn)), cut at -5: the documented mistake. Three times milder than "
         "production; a kernel tuned on it returned NaN on real gates. It never ranks nor decides",
     )
-    return regimes, recipes
+    return table.regimes, table.recipes
 
 
 REGIMES, RECIPES = _build()

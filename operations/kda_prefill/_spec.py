@@ -9,18 +9,10 @@ from operations._base import Contract, TensorSpec, Tolerance
 
 __all__ = [
     "CONTRACT",
-    "DEFAULT_SCALE",
-    "HEAD_DIM",
     "SIMILAR_KEYS_TOLERANCES",
     "TENSORS",
     "TOLERANCES",
 ]
-
-HEAD_DIM = 128
-"""Channels of a key (K) and of a value (V); the operation serves no other size."""
-
-DEFAULT_SCALE: float = HEAD_DIM**-0.5
-"""Factor on the outputs when the caller names none: ``1 / sqrt(K)``."""
 
 TENSORS: tuple[TensorSpec, ...] = (
     TensorSpec("q", ("T", "H", 128), "bfloat16", "input", "queries, unit norm per token and head"),

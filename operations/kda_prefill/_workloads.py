@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from operations._base import Workload
-from operations.kda_prefill._spec import DEFAULT_SCALE
+from operations._delta_rule.spec import DEFAULT_SCALE
+from operations._delta_rule.workloads import DeltaRuleWorkload
 
 __all__ = ["REDUCED", "WORKLOADS", "KdaWorkload"]
 
 
 @dataclass(frozen=True)
-class KdaWorkload(Workload):
+class KdaWorkload(DeltaRuleWorkload):
     """One shape of KDA prefill.
 
     Parameters
@@ -35,40 +35,6 @@ class KdaWorkload(Workload):
     ValueError
         If ``heads`` is not positive or a length is negative.
     """
-
-    heads: int = 1
-    lengths: tuple[int, ...] = ()
-    initial_state: bool = True
-    scale: float = DEFAULT_SCALE
-
-    def __post_init__(self) -> None:
-        if self.heads < 1:
-            raise ValueError(f"workload {self.name!r}: heads must be at least 1, got {self.heads}")
-        if any(n < 0 for n in self.lengths):
-            raise ValueError(f"workload {self.name!r}: lengths must be >= 0, got {self.lengths}")
-
-    @property
-    def tokens(self) -> int:
-        """T, tokens of all sequences together."""
-        return sum(self.lengths)
-
-    @property
-    def sequences(self) -> int:
-        """N, sequences including empty ones."""
-        return len(self.lengths)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence: the length of the serial chain."""
-        return max(self.lengths, default=0)
-
-    @property
-    def boundaries(self) -> tuple[int, ...]:
-        """``cu_seqlens`` as integers, N + 1 of them."""
-        out = [0]
-        for n in self.lengths:
-            out.append(out[-1] + n)
-        return tuple(out)
 
 
 def _equal(tokens: int, heads: int, sequences: int) -> KdaWorkload:

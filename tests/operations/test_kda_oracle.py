@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operations.kda_prefill import OPERATION, KdaWorkload, _oracle
-from operations.kda_prefill._oracle import boundaries, chunked, token_by_token
+from operations._delta_rule import oracle as _oracle
+from operations._delta_rule.oracle import boundaries, chunked, token_by_token
+from operations.kda_prefill import OPERATION, KdaWorkload
 
 BOTH = pytest.mark.parametrize("evaluate", [token_by_token, chunked])
 Evaluate = Callable[[Any], dict[str, torch.Tensor]]

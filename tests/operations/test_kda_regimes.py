@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from operations import Regime
+from operations._delta_rule.generators import seed_of
+from operations._delta_rule.statistics import SAMPLE_HEADS, SAMPLE_TOKENS, measure
 from operations.kda_prefill import OPERATION, KdaWorkload
-from operations.kda_prefill._generators import seed_of
-from operations.kda_prefill._statistics import SAMPLE_HEADS, SAMPLE_TOKENS, measure
 
 SAMPLE = KdaWorkload("statistics", heads=SAMPLE_HEADS, lengths=(SAMPLE_TOKENS,))
 SMALL = KdaWorkload("small", heads=3, lengths=(40, 0, 1, 70))

@@ -39,8 +39,8 @@ def test_reading_an_operation_does_not_import_torch() -> None:
 def test_operations_imports_no_other_package_of_the_project() -> None:
     code = (
         "import sys, operations\n"
-        "import operations.kda_prefill._oracle, operations.kda_prefill._compare\n"
-        "import operations.kda_prefill._generators\n"
+        "import operations._delta_rule.oracle, operations._delta_rule.compare\n"
+        "import operations.kda_prefill._generators, operations.gdn_prefill._generators\n"
         "bad = {m.split('.')[0] for m in sys.modules} & {'candidates', 'factory', 'leaderboard'}\n"
         "sys.exit(', '.join(sorted(bad)) or 0)\n"
     )

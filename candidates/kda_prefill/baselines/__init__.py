@@ -8,10 +8,10 @@ kernels it expects to launch, so that a time can never be another engine's.
 from __future__ import annotations
 
 from candidates._base import Baseline
+from candidates._baselines.torch_chunked import TorchChunked
 from candidates.kda_prefill.baselines._cudnn import CudnnHopper
 from candidates.kda_prefill.baselines._fla import FlashLinearAttention
 from candidates.kda_prefill.baselines._flashkda import FlashKda
-from candidates.kda_prefill.baselines._torch import TorchChunked
 
 __all__ = ["BASELINES"]
 
@@ -20,5 +20,5 @@ BASELINES: tuple[Baseline, ...] = (
     FlashLinearAttention(),
     CudnnHopper("cudnn_fused", "kda_hopper_cuda"),
     CudnnHopper("cudnn_segmented", "kda_hopper"),
-    TorchChunked(),
+    TorchChunked("kda_prefill"),
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from candidates._base import Baseline, Runnable
-from candidates.kda_prefill.baselines._common import (
+from candidates._baselines.common import (
     Bound,
     distribution_version,
     missing_module,

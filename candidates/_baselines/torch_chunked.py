@@ -1,7 +1,8 @@
 """Plain torch, chunked: the control that is there on every machine.
 
 fp32 throughout, right for every gate (only exponents <= 0 are formed), and slow:
-it shows what the operation costs without a kernel of its own.
+it shows what the operation costs without a kernel of its own.  It serves every gated delta rule:
+a gate of each channel [T, HV, K] or of each head [T, HV], and value heads that share a key head.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from candidates._base import Baseline, Runnable
-from candidates.kda_prefill.baselines._common import Bound, distribution_version
+from candidates._baselines.common import Bound, distribution_version
 from operations import Inputs, Outputs, Workload
 
 if TYPE_CHECKING:
@@ -24,11 +25,19 @@ LOWEST_GATE = -88.0
 
 
 class TorchChunked(Baseline):
-    """The chunked form of KDA in batched torch operations."""
+    """The chunked form in batched torch operations.
+
+    Parameters
+    ----------
+    operation : str
+        A gated delta rule, by name.
+    """
 
     name = "torch"
-    operation = "kda_prefill"
     input_form = "activated"
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
 
     def missing(self) -> str | None:
         return None
@@ -72,30 +81,30 @@ def _places(cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor,
 def _chunked(
     inputs: Inputs, rows: torch.Tensor, places: tuple[torch.Tensor, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``o`` of the covered rows ``[R, H, 128]`` and ``final_state``, both fp32."""
+    """``o`` of the covered rows ``[R, HV, 128]`` and ``final_state``, both fp32."""
     import torch
 
     where, n, width = places
-    heads, d = inputs["q"].shape[1:]
+    heads, d = inputs["v"].shape[1:]
+    group = heads // inputs["k"].shape[1]
     count = width // CHUNK
 
     def chunks(x: torch.Tensor) -> torch.Tensor:
-        """[T, H, ...] to fp32 [N, chunks, H, CHUNK, ...]; rows past an end are 0."""
+        """[T, HV, ...] to fp32 [N, chunks, HV, CHUNK, ...]; rows past an end are 0."""
         padded = x.new_zeros(n * width, *x.shape[1:], dtype=torch.float32)
         padded[where] = x[rows].float()
         return padded.view(n, count, CHUNK, *x.shape[1:]).transpose(2, 3)
 
-    q, k, v, beta = (chunks(inputs[name]) for name in ("q", "k", "v", "beta"))
-    b = chunks(inputs["g"].clamp(min=LOWEST_GATE)).cumsum(-2)
+    q, k = (chunks(inputs[name].repeat_interleave(group, 1)) for name in ("q", "k"))
+    v, beta = chunks(inputs["v"]), chunks(inputs["beta"])
+    b = chunks(inputs["g"].clamp(min=LOWEST_GATE)).cumsum(3)
     k_beta = k * beta[..., None]
-
-    akk = k.new_zeros(n, count, heads, CHUNK, CHUNK)
-    aqk = torch.zeros_like(akk)
-    for i in range(CHUNK):
-        # Columns up to the diagonal only: every exponent formed is <= 0.
-        decayed = (b[..., i : i + 1, :] - b[..., : i + 1, :]).exp_().mul_(k[..., : i + 1, :])
-        akk[..., i, :i] = torch.einsum("...d,...jd->...j", k_beta[..., i, :], decayed[..., :i, :])
-        aqk[..., i, : i + 1] = torch.einsum("...d,...jd->...j", q[..., i, :], decayed)
+    if b.dim() == k.dim():
+        akk, aqk = _scores_by_channel(q, k, k_beta, b)
+    else:
+        b = b[..., None]
+        decay = (b - b.mT).clamp_(max=0.0).exp_()
+        akk, aqk = (k_beta @ k.mT * decay).tril(-1), (q @ k.mT * decay).tril()
     akk += torch.eye(CHUNK, device=akk.device)
     grown = b.exp()
     w, u = torch.linalg.solve_triangular(
@@ -113,3 +122,19 @@ def _chunked(
         state = state * kept[:, c, :, None, :] + new.mT @ k_bar[:, c]
     flat = o.transpose(2, 3).reshape(n * width, heads, d)
     return flat[where] * float(inputs["scale"]), state
+
+
+def _scores_by_channel(
+    q: torch.Tensor, k: torch.Tensor, k_beta: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decayed scores [..., CHUNK, CHUNK]: k with k below the diagonal, q with k up to it."""
+    import torch
+
+    akk = k.new_zeros(*k.shape[:-1], CHUNK)
+    aqk = torch.zeros_like(akk)
+    for i in range(CHUNK):
+        # Columns up to the diagonal only: every exponent formed is <= 0.
+        decayed = (b[..., i : i + 1, :] - b[..., : i + 1, :]).exp_().mul_(k[..., : i + 1, :])
+        akk[..., i, :i] = torch.einsum("...d,...jd->...j", k_beta[..., i, :], decayed[..., :i, :])
+        aqk[..., i, : i + 1] = torch.einsum("...d,...jd->...j", q[..., i, :], decayed)
+    return akk, aqk

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from operations._base import Outputs, TensorError, Tolerance
-from operations.kda_prefill._workloads import KdaWorkload
+from operations._delta_rule.workloads import DeltaRuleWorkload
 
 __all__ = ["ZERO_REFERENCE", "compare"]
 
@@ -26,7 +26,10 @@ _MAXIMA = ("diff_max", "ref_max")
 
 
 def compare(
-    outputs: Outputs, expected: Outputs, workload: KdaWorkload, tolerances: Mapping[str, Tolerance]
+    outputs: Outputs,
+    expected: Outputs,
+    workload: DeltaRuleWorkload,
+    tolerances: Mapping[str, Tolerance],
 ) -> tuple[TensorError, ...]:
     """Errors per output: scope ``"all"``, then each head, then each sequence.
 
@@ -40,7 +43,7 @@ def compare(
         If an output is missing, has another shape than the reference or the
         workload, or if the reference itself is not finite.
     """
-    T, H, N = workload.tokens, workload.heads, workload.sequences
+    T, H, N = workload.tokens, workload.state_heads, workload.sequences
     leading = {"o": (T, H), "final_state": (N, H)}
     errors: list[TensorError] = []
     for name, tolerance in tolerances.items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from operations._base import Probe, Regime, Region
-from operations.kda_prefill._generators import draw
-from operations.kda_prefill._workloads import KdaWorkload
+from operations._base import Probe, Region
+from operations._delta_rule.workloads import DeltaRuleWorkload
 
 __all__ = ["probes"]
+
+W = TypeVar("W", bound=DeltaRuleWorkload)
 
 _LENGTHS = (70, 207, 0, 64)
 _MOVED_LENGTHS = (33, 180, 64, 64)
@@ -23,17 +25,17 @@ _MOVED_TOKENS = ("q", "k", "v", "g", "beta")
 
 
 def probes(
-    workload: KdaWorkload, regime: Regime, *, seed: int, device: str, chunk: int
+    workload: W, draw: Callable[[W, int], dict[str, Any]], *, seed: int, chunk: int
 ) -> tuple[Probe, ...]:
     """See :meth:`operations.Operation.probes`.
 
+    ``draw`` gives the arguments of one call for a shape and a seed, in one regime on one device.
     Changed values come from a second draw of the same regime: they are finite,
     of the usual size and within whatever gate bound the regime itself is.
     """
-    heads = min(workload.heads, 2)
-    shape = KdaWorkload("probe", heads=heads, lengths=_LENGTHS)
-    drawn = _arguments(shape, regime, seed, device)
-    other = _arguments(shape, regime, seed + 1, device)
+    shape = workload.small(_LENGTHS)
+    drawn = draw(shape, seed)
+    other = draw(shape, seed + 1)
     found = [Probe(_DRAWN, shape, drawn)]
 
     begin, end = shape.boundaries[_CHANGED], shape.boundaries[_CHANGED + 1]
@@ -57,7 +59,7 @@ def probes(
             )
         )
 
-    def asked(name: str, changed: KdaWorkload, *, other_form: bool = False, **values: Any) -> None:
+    def asked(name: str, changed: W, *, other_form: bool = False, **values: Any) -> None:
         found.append(Probe(name, changed, {**drawn, **values}, other_form=other_form))
 
     asked("scale doubled", shape, scale=2 * drawn["scale"])
@@ -69,9 +71,3 @@ def probes(
     stateless = replace(shape, initial_state=False)
     asked("initial_state of None", stateless, initial_state=None, other_form=True)
     return tuple(found)
-
-
-def _arguments(shape: KdaWorkload, regime: Regime, seed: int, device: str) -> dict[str, Any]:
-    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
-    drawn = draw(shape, regime, seed=seed, device=device)
-    return {name: drawn[name] for name in names}

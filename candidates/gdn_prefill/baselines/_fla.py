@@ -1,0 +1,34 @@
+"""flash-linear-attention: Triton, BT = 64, what users of Gated DeltaNet run on Hopper.
+
+It hands work to FlashQLA by itself when that is installed; the adapter turns that off and the
+declared kernel names prove that it stayed off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from candidates._baselines.fla import COMMON_KERNELS, FlaOperator
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FlashLinearAttention"]
+
+
+class FlashLinearAttention(FlaOperator):
+    """Adapter of ``fla.ops.gated_delta_rule.chunk_gated_delta_rule``, forward only.
+
+    Grouped value heads and value-major states are passed as they are.
+    """
+
+    operation = "gdn_prefill"
+    others_off = {"FLA_FLASH_QLA": "0", "FLA_INTRACARD_CP": "0"}  # noqa: RUF012
+    kernels = ("chunk_gated_delta_rule_fwd_kkt_solve_kernel", "chunk_fwd_kernel_o", *COMMON_KERNELS)
+
+    def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = chunk_gated_delta_rule
+        return operator

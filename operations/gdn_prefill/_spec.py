@@ -1,0 +1,101 @@
+"""Tensors, contract and tolerances of GDN prefill, as data.
+
+Nothing here imports torch: listing what an operation is must stay cheap.
+"""
+
+from __future__ import annotations
+
+from operations._base import Contract, TensorSpec, Tolerance
+
+__all__ = ["CONTRACT", "SIMILAR_KEYS_TOLERANCES", "TENSORS", "TOLERANCES"]
+
+TENSORS: tuple[TensorSpec, ...] = (
+    TensorSpec("q", ("T", "H", 128), "bfloat16", "input", "queries, unit norm per token and head"),
+    TensorSpec("k", ("T", "H", 128), "bfloat16", "input", "keys, unit norm per token and head"),
+    TensorSpec(
+        "v",
+        ("T", "HV", 128),
+        "bfloat16",
+        "input",
+        "values; HV is a multiple of H, and value head j reads head j // (HV / H) of q and k",
+    ),
+    TensorSpec(
+        "g",
+        ("T", "HV"),
+        "float32",
+        "input",
+        "activated forget gate per value head, natural-log units, <= 0",
+    ),
+    TensorSpec("beta", ("T", "HV"), "float32", "input", "activated write strength in [0, 1]"),
+    TensorSpec(
+        "cu_seqlens",
+        ("N+1",),
+        "int32",
+        "input",
+        "sequence boundaries on the packed token axis; first 0, last T",
+    ),
+    TensorSpec(
+        "initial_state",
+        ("N", "HV", 128, 128),
+        "float32",
+        "optional",
+        "state before each sequence, value-major: row v, column k; None means zero",
+    ),
+    TensorSpec(
+        "o", ("T", "HV", 128), "bfloat16", "output", "outputs, read after the token's write"
+    ),
+    TensorSpec(
+        "final_state",
+        ("N", "HV", 128, 128),
+        "float32",
+        "output",
+        "state after each sequence, value-major: row v, column k",
+    ),
+)
+
+_TOLERANCE_SOURCE = (
+    "bf16 operands alone cost up to 1.2e-2 max and 5.8e-3 rms of o, 8.4e-3 and 5.2e-3 of the state "
+    "(chunks of 32, 64 and 128 tokens emulated with an exact inverse, not similar_keys, "
+    "8 seeds, sequences of 1 to 200 tokens); the bound is 1.7 times the larger of each"
+)
+
+TOLERANCES: dict[str, Tolerance] = {
+    "o": Tolerance(max_rel=2e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+    "final_state": Tolerance(max_rel=2e-2, rms_rel=1e-2, source=_TOLERANCE_SOURCE),
+}
+
+_SIMILAR_KEYS_SOURCE = (
+    "with keys and values that almost repeat, what is written is small beside its rounded terms: "
+    "the same emulations reach 1.9e-2 max and 1.7e-2 rms; the bound is 1.6 times that"
+)
+
+SIMILAR_KEYS_TOLERANCES: dict[str, Tolerance] = {
+    name: Tolerance(max_rel=3e-2, rms_rel=3e-2, source=_SIMILAR_KEYS_SOURCE) for name in TOLERANCES
+}
+
+CONTRACT = Contract(
+    served=(
+        "forward pass of packed sequences, q, k [T, H, 128] and v [T, HV, 128] in bf16, o in bf16",
+        "grouped value heads: HV any multiple of H, value head j reads head j // (HV / H) of q and "
+        "k",
+        "g and beta [T, HV] in fp32, already activated; any g <= 0, minus infinity included, "
+        "0 <= beta <= 1",
+        "q and k normalised per token and head by the caller, or exactly zero",
+        "cu_seqlens int32 on the device, any lengths including 0; T = 0 and N = 0 included",
+        "initial_state absent (zero) or fp32 [N, HV, V, K] contiguous",
+        "final_state fp32 [N, HV, V, K]; an empty sequence returns its initial state",
+        "any scale, passed at run time, 0 included",
+        "rows of o that no sequence covers are 0",
+    ),
+    declined=(
+        "backward pass; checkpoints inside a sequence",
+        "head sizes other than K = V = 128",
+        "fewer value heads than heads of q and k",
+        "write strengths above 1 (negative eigenvalues)",
+        "token dtypes other than bf16, gate and beta dtypes other than fp32",
+        "in-kernel activation of the gate or of beta, in-kernel normalisation of q and k",
+        "initial states in bf16 or fp16, or in another layout",
+        "int64 cu_seqlens, or cu_seqlens on the CPU",
+        "tensors that are not contiguous",
+    ),
+)
