@@ -434,8 +434,8 @@ def _superseded(claim: ClaimRecord) -> str | None:
 
 
 def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
-    from factory.export.folder import check, read_manifest
     from factory.export.exporter import ExportError
+    from factory.export.folder import check, read_manifest
     from factory.export.render import render
 
     told = read_manifest(folder)

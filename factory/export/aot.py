@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from candidates import ToolchainError
 from factory.errors import MachineError
