@@ -122,8 +122,7 @@ def test_another_architecture_is_refused_by_its_name(monkeypatch):
     assert "sm_90a" in problem
 
 
-def test_every_row_of_the_table_is_chosen_by_its_own_shape():
-    # part: row_is_chosen
+# part: row_is_chosen
 
 
 def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
