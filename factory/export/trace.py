@@ -251,7 +251,7 @@ def _readme(selection: Selection, exporter: Exporter, solution: str, bound: str)
         "The inputs of the workloads are drawn from stated regimes"
         f" ({exporter.interchange.drawn}), so random numbers cannot stand for them. They are not in"
         " here for their size;",
-        100,
+        99,
     )
     return f"""# {name} as a FlashInfer-Bench data set
 
