@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PRESET ?= kda_prefill
 DB ?= sqlite:///factory.db
 STAMP := $(VENV)/.installed
 
 .PHONY: campaign test postgresql lint typecheck unit soak docs docs-data ship clean
 
-campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign
-	$(BIN)/factory launch kda_prefill
+campaign: $(STAMP)  ## set up and run the main job: the KDA prefill campaign, or PRESET=...
+	$(BIN)/factory launch $(PRESET)
 
 test: postgresql lint typecheck unit  ## set up and pass all checks; the whole of CI
 

@@ -25,14 +25,20 @@ RENDERED = [*everything.PAGES, everything.EXAMPLE, everything.PICTURE]
 
 
 @pytest.fixture(scope="module")
-def shown() -> Iterator[Shown]:
+def all_shown() -> Iterator[dict[str, Shown]]:
     with leaderboard.shipped_store() as store:
-        yield choose(store)
+        yield everything.shown_in(store)
 
 
 @pytest.fixture(scope="module")
-def rendered(shown: Shown) -> dict[str, str]:
-    return everything.pages(shown, run=False) | everything.reports(shown)
+def shown(all_shown: dict[str, Shown]) -> Shown:
+    """What the first page shows."""
+    return all_shown[everything.MEASURED["README.md"]]
+
+
+@pytest.fixture(scope="module")
+def rendered(all_shown: dict[str, Shown], shown: Shown) -> dict[str, str]:
+    return everything.pages(all_shown, run=False) | everything.reports(shown)
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -45,11 +51,13 @@ def test_data_on_the_pages_are_those_of_the_shipped_results(
 
 
 @pytest.mark.parametrize("name", everything.PAGES)
-def test_every_block_of_a_page_is_rendered(shown: Shown, name: str) -> None:
+def test_every_block_of_a_page_is_rendered(all_shown: dict[str, Shown], name: str) -> None:
     page = (ROOT / name).read_text("utf-8")
     opened = re.findall(r"^<!-- ([\w -]+) -->$", page, re.M)
     assert opened == marks(page), f"{name} has a block that does not end"
-    wanted = {*everything.blocks_of(name, shown)} | ({"example"} if name == "README.md" else set())
+    wanted = {*everything.blocks_of(name, all_shown)} | (
+        {"example"} if name == "README.md" else set()
+    )
     assert set(opened) == wanted
 
 
@@ -81,10 +89,12 @@ def test_the_summary_says_what_the_leaderboard_says(shown: Shown) -> None:
 
 def test_a_shipped_campaign_gets_a_file_of_its_own(shown: Shown, tmp_path: Path) -> None:
     path = ship(shown.store, shown.campaign, tmp_path)
-    assert path.name.startswith("kda_prefill-h200-")
+    assert path.name.startswith(f"{shown.campaign.operation}-h200-")
     with leaderboard.open_store(f"sqlite:///{tmp_path}/again.db") as store:
         leaderboard.import_file(store, path)
-        again = choose(store)
+        again = choose(store, shown.campaign.operation)
+        with pytest.raises(LookupError, match="no finished campaign of toy"):
+            choose(store, "toy")
         assert [r.uid for r in again.rows] == [r.uid for r in shown.rows]
 
 

@@ -9,42 +9,64 @@ from collections.abc import Mapping
 
 import leaderboard
 import operations
-from docs.data import commands, operation, results, shapes
+from docs.data import commands, kernel, operation, results, shapes
 from docs.data.pages import ROOT, marks, spliced
 from docs.data.picture import picture
 from docs.data.shown import Shown, choose
 from factory.report.data import gather
 from factory.report.page import render as report_page
+from leaderboard import Store
 
-__all__ = ["EXAMPLE", "PAGES", "blocks_of", "example_output", "pages", "render", "reports"]
+__all__ = [
+    "DEFINED", "EXAMPLE", "MEASURED", "PAGES", "blocks_of", "example_output", "pages", "render",
+    "reports", "shown_in",
+]  # fmt: skip
 
-PAGES = (
-    "README.md",
-    "docs/results.md",
-    "docs/kernel.md",
-    "docs/operations.md",
-    "docs/json.md",
-    "docs/commands.md",
-)
+MEASURED = {
+    "README.md": "kda_prefill",
+    "docs/results.md": "kda_prefill",
+    "docs/kernel.md": "kda_prefill",
+}
+"""Page to the operation whose newest shipped campaign it shows."""
+
+DEFINED = {"docs/operations.md": "kda_prefill"}
+"""Page to the operation whose tables it has."""
+
+PAGES = (*MEASURED, *DEFINED, "docs/json.md", "docs/commands.md")
 EXAMPLE = "docs/example/report.html"
 PICTURE = "docs/example/report.svg"
 
 _PYTHON = re.compile(r"^## Python\n.*?^```python\n(.*?)^```$", re.M | re.S)
 
 
-def blocks_of(name: str, shown: Shown) -> Mapping[str, str]:
-    """Blocks of one page, but for the output of the first page's example."""
-    if name == "README.md":
-        return results.readme_blocks(shown)
-    if name == "docs/results.md":
-        return results.results_blocks(shown)
-    if name == "docs/kernel.md":
-        return results.kernel_blocks(shown)
+def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
+    """Blocks of one page, but for the output of the first page's example.
+
+    ``shown`` is by operation.
+    """
+    if name in DEFINED:
+        return operation.blocks(operations.get(DEFINED[name]))
     if name == "docs/json.md":
         return shapes.blocks()
     if name == "docs/commands.md":
         return commands.blocks()
-    return operation.blocks(operations.get("kda_prefill"))
+    campaign = shown[MEASURED[name]]
+    if name == "README.md":
+        return results.readme_blocks(campaign)
+    if name == "docs/kernel.md":
+        return kernel.kernel_blocks(campaign)
+    return results.results_blocks(campaign)
+
+
+def shown_in(store: Store) -> dict[str, Shown]:
+    """What the pages show of measured campaigns, by operation.
+
+    Raises
+    ------
+    LookupError
+        If there is none of an operation that a page is about.
+    """
+    return {name: choose(store, name) for name in dict.fromkeys(MEASURED.values())}
 
 
 def example_output(page: str) -> str:
@@ -69,7 +91,7 @@ def example_output(page: str) -> str:
     return f"```\n{done.stdout}```"
 
 
-def pages(shown: Shown, *, run: bool) -> dict[str, str]:
+def pages(shown: Mapping[str, Shown], *, run: bool) -> dict[str, str]:
     """Text of each page; its example's output only with ``run``, for that takes seconds."""
     found = {}
     for name in PAGES:
@@ -92,5 +114,5 @@ def reports(shown: Shown) -> dict[str, str]:
 def render() -> dict[str, str]:
     """Every file by its name."""
     with leaderboard.shipped_store() as store:
-        shown = choose(store)
-        return pages(shown, run=True) | reports(shown)
+        shown = shown_in(store)
+        return pages(shown, run=True) | reports(shown[MEASURED["README.md"]])

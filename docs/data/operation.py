@@ -27,6 +27,7 @@ _STATISTICS = {
 def blocks(op: Operation) -> dict[str, str]:
     """Tables by the comment in front of them."""
     regimes = op.regimes.values()
+    statistics = [s for s in _STATISTICS if all(s in r.statistics for r in regimes)]
     own = [(f"{r.name}: {n}", t) for r in regimes for n, t in (r.tolerances or {}).items()]
     return {
         "tensors": table(
@@ -41,8 +42,8 @@ def blocks(op: Operation) -> dict[str, str]:
             ([f"`{r.name}`", r.role, f"{r.gate_floor:g}", r.source] for r in regimes),
         ),
         "statistics": table(
-            "regime | " + " | ".join(_STATISTICS.values()),
-            ([f"`{r.name}`", *(_number(r.statistics[s]) for s in _STATISTICS)] for r in regimes),
+            "regime | " + " | ".join(_STATISTICS[s] for s in statistics),
+            ([f"`{r.name}`", *(_number(r.statistics[s]) for s in statistics)] for r in regimes),
         ),
         "tuned": table(
             "workload | sequences of | floor, MB",
@@ -75,8 +76,9 @@ def _lengths(w: Workload) -> str:
 
 
 def _equal(w: Workload) -> str:
-    (length,) = set(w.lengths)  # type: ignore[attr-defined]
-    return str(length)
+    """Tokens of each sequence; one number where they are equal."""
+    lengths = set(w.lengths)  # type: ignore[attr-defined]
+    return str(*lengths) if len(lengths) == 1 else _lengths(w)
 
 
 def _given(w: Workload) -> list[str]:

@@ -1,4 +1,4 @@
-"""Blocks of README.md, docs/results.md and docs/kernel.md, from the shipped results."""
+"""Blocks of README.md and of a page of results, from the shipped results."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any
 
 import candidates
 import leaderboard
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
 from docs.data.pages import table
 from docs.data.shown import CLOCKS, Column, Shown
 from factory.stages.model import model
 from leaderboard import LeaderboardRow
 
-__all__ = ["kernel_blocks", "readme_blocks", "results_blocks"]
+__all__ = ["PRODUCTION", "SLOW", "readme_blocks", "results_blocks", "us_text"]
 
-_PRODUCTION, _SLOW, _FINALS = CLOCKS[0], CLOCKS[4], CLOCKS[5]
+PRODUCTION, SLOW, _FINALS = CLOCKS[0], CLOCKS[4], CLOCKS[5]
 _NAMED = 3
 """Shapes that a sentence names."""
 
 
-def _us(value: float | None) -> str:
+def us_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _least(values: Sequence[float | None]) -> list[str]:
     """Times of one line, the shortest of them in bold."""
     least = min((v for v in values if v is not None), default=None)
-    return [f"**{_us(v)}**" if v is not None and v == least else _us(v) for v in values]
+    return [f"**{us_text(v)}**" if v is not None and v == least else us_text(v) for v in values]
 
 
 def _list(words: Iterable[str]) -> str:
@@ -45,7 +44,7 @@ def _text(value: object) -> str:
 
 def readme_blocks(shown: Shown) -> dict[str, str]:
     """The summary and the table of the first page."""
-    return {"summary": _summary(shown), "results": _table(shown, _PRODUCTION, more=_SLOW)}
+    return {"summary": _summary(shown), "results": _table(shown, PRODUCTION, more=SLOW)}
 
 
 def _summary(shown: Shown) -> str:
@@ -54,8 +53,8 @@ def _summary(shown: Shown) -> str:
     many = len(shown.tuned)
     lines = [
         f"Geomean over {many} shapes of `gpu` time on one {w.gpu}, at the gates that models ship: "
-        f"**{_us(w.score_us)} us** for ours, `{w.schedule_key}`. Against what else was timed in "
-        "that job:",
+        f"**{us_text(w.score_us)} us** for ours, `{w.schedule_key}`. Against what else was timed "
+        "in that job:",
         "",
         *(f"* {_against(shown, control)}" for control in shown.controls),
     ]
@@ -64,8 +63,8 @@ def _summary(shown: Shown) -> str:
         assert s.slow_us is not None
         lines += [
             f"* our own `{s.schedule_key}`, the fastest whose time does not depend on the gates: "
-            f"{_us(s.score_us)} us, and {_us(s.slow_us)} us on slow gates, where the winner takes "
-            f"{_us(w.slow_us)}",
+            f"{us_text(s.score_us)} us, and {us_text(s.slow_us)} us on slow gates, where the "
+            f"winner takes {us_text(w.slow_us)}",
         ]
     timed = sum(t.score_us is not None for t in shown.store.list_trials(c.id))
     asked = _list(f"`{x}`" for x in _left_out(shown))
@@ -82,11 +81,11 @@ def _summary(shown: Shown) -> str:
 def _against(shown: Shown, control: str) -> str:
     times = shown.times(shown.winner)
     words = []
-    for column, where in ((_PRODUCTION, ""), (_SLOW, " on slow gates")):
+    for column, where in ((PRODUCTION, ""), (SLOW, " on slow gates")):
         mine = times.of(None, column, shown.tuned)
         theirs = times.of(control, column, shown.tuned)
         if mine[-1] is None or theirs[-1] is None:
-            if column is _SLOW:
+            if column is SLOW:
                 words.append("no time on slow gates")
             continue
         ratio = mine[-1] / theirs[-1]
@@ -96,8 +95,8 @@ def _against(shown: Shown, control: str) -> str:
             if a is not None and b is not None and a > b
         ]
         much = f"{1 / ratio:.2f} times as fast" if ratio < 1 else f"{ratio:.2f} times as slow"
-        said = f"{_us(theirs[-1])} us{where}, ours {much}"
-        if lost and column is _PRODUCTION:
+        said = f"{us_text(theirs[-1])} us{where}, ours {much}"
+        if lost and column is PRODUCTION:
             few = len(lost) <= _NAMED
             said += f", slower on {_list(lost) if few else f'{len(lost)} of {len(shown.tuned)}'}"
         words.append(said)
@@ -129,14 +128,16 @@ def _table(shown: Shown, column: Column, *, more: Column | None = None) -> str:
         )
 
     lines = [
-        [f"`{name}`", _us(floor), *_least(values)]
+        [f"`{name}`", us_text(floor), *_least(values)]
         for name, floor, values in zip(
             [*shown.tuned, "geomean"], shown.floors, lines_of(column), strict=True
         )
     ]
     lines[-1][0] = "geomean"
     if more is not None:
-        lines.append(["geomean, slow gates", _us(shown.floors[-1]), *_least(lines_of(more)[-1])])
+        lines.append(
+            ["geomean, slow gates", us_text(shown.floors[-1]), *_least(lines_of(more)[-1])]
+        )
     return table("shape | floor | " + " | ".join(heads), lines)
 
 
@@ -152,22 +153,22 @@ def results_blocks(shown: Shown) -> dict[str, str]:
         "rejected": _rejected(shown),
         "finals": _finals(shown),
         "cost model": _cost_model(shown),
-        "slow gates": _table(shown, _SLOW),
+        "slow gates": _table(shown, SLOW),
         "winner": f"Trial {w.id}, `{w.schedule_key}`.\n\n{_times(shown, w, None)}",
         "controls": "\n\n".join(
             f"### {c}\n\n{_times(shown, w, c)}" for c in shown.times(w).controls
         ),
         "held-out": _held_out(shown),
         "errors": table(
-            "regime | o, max | o, rms | final_state, max | final_state, rms",
-            _errors(leaderboard.worst_errors(shown.store, w.id)),
+            f"regime | {_error_heads(shown)}",
+            _errors(leaderboard.worst_errors(shown.store, w.id), _outputs(shown)),
         ),
         "control errors": table(
-            "control | regime | o, max | o, rms | final_state, max | final_state, rms",
+            f"control | regime | {_error_heads(shown)}",
             (
                 [f"`{name}`", *line]
                 for name, errors in (shown.job.details.get("control_errors") or {}).items()
-                for line in _errors(errors)
+                for line in _errors(errors, _outputs(shown))
             ),
         ),
         "left out": _missing(shown),
@@ -240,7 +241,7 @@ def _finals(shown: Shown) -> str:
             [
                 "-" if r.rank is None else str(r.rank),
                 str(r.id),
-                *map(_us, (r.score_us, r.slow_us, r.held_out_us)),
+                *map(us_text, (r.score_us, r.slow_us, r.held_out_us)),
                 f"`{r.schedule_key}`",
             ]
             for r in rows
@@ -257,7 +258,7 @@ def _finals(shown: Shown) -> str:
         if first.id == shown.winner.id and mine is not None and theirs is not None:
             words.append(
                 f"{mine / theirs:.3f} of the time of `{control}` in the same rounds "
-                f"({_us(theirs)} us)"
+                f"({us_text(theirs)} us)"
             )
     return f"{lines}\n\n{'; '.join(words)}."
 
@@ -298,7 +299,7 @@ def _times(shown: Shown, row: LeaderboardRow, who: str | None) -> str:
     heads = [*(f"`{name}`" for name in shown.tuned), "geomean"]
     return table(
         "shape | " + " | ".join(columns),
-        ([head, *(_us(v[i]) for v in columns.values())] for i, head in enumerate(heads)),
+        ([head, *(us_text(v[i]) for v in columns.values())] for i, head in enumerate(heads)),
     )
 
 
@@ -313,11 +314,21 @@ def _held_out(shown: Shown) -> str:
     heads = [*(f"`{name}`" for name in held), "geomean"]
     return table(
         "workload | " + " | ".join(f"trial {r.id}" for r in finalists),
-        ([head, *(_us(v[i]) for v in met)] for i, head in enumerate(heads)),
+        ([head, *(us_text(v[i]) for v in met)] for i, head in enumerate(heads)),
     )
 
 
-def _errors(found: Iterable[leaderboard.WorstError | dict[str, Any]]) -> Iterator[list[str]]:
+def _outputs(shown: Shown) -> list[str]:
+    return [t.name for t in shown.operation.tensors if t.role == "output"]
+
+
+def _error_heads(shown: Shown) -> str:
+    return " | ".join(f"{name}, {what}" for name in _outputs(shown) for what in ("max", "rms"))
+
+
+def _errors(
+    found: Iterable[leaderboard.WorstError | dict[str, Any]], outputs: Sequence[str]
+) -> Iterator[list[str]]:
     """Largest max and rms of each regime's outputs."""
     worst: dict[str, dict[str, list[float]]] = {}
     for e in (e if isinstance(e, dict) else e.model_dump() for e in found):
@@ -328,7 +339,7 @@ def _errors(found: Iterable[leaderboard.WorstError | dict[str, Any]]) -> Iterato
                 max(p, float("inf") if x is None else x) for p, x in zip(pair, sizes, strict=True)
             )
     for regime, of in worst.items():
-        yield [f"`{regime}`", *(f"{x:.1e}" for name in ("o", "final_state") for x in of[name])]
+        yield [f"`{regime}`", *(f"{x:.1e}" for name in outputs for x in of[name])]
 
 
 def _missing(shown: Shown) -> str:
@@ -346,31 +357,3 @@ def _missing(shown: Shown) -> str:
     met = {t.schedule_key for t in shown.store.list_trials(shown.campaign.id)}
     lines.append(f"{len(offered - met)} other schedules that the family offers")
     return "\n".join(f"* {line}" for line in lines)
-
-
-# ------------------------------------------------------------------------------ kernel.md
-
-
-def kernel_blocks(shown: Shown) -> dict[str, str]:
-    """The winner by shape: how it is cut at production gates, and its times over the floor."""
-    times = shown.times(shown.winner)
-    warm, slow = (times.of(None, c, shown.tuned) for c in (_PRODUCTION, _SLOW))
-    fused = shown.winner.schedule.get("form") == "fused"
-    sms = int(str(shown.fingerprint["multiprocessors"]))
-    lines = []
-    for n, name in enumerate(shown.tuned):
-        w = shown.operation.workloads[name]
-        lengths, heads = w.lengths, w.heads  # type: ignore[attr-defined]
-        cut = ["-", "-"]
-        if fused:
-            waves = int(shown.winner.schedule["waves"])
-            chunks = -(-lengths[0] // BT)
-            parts = max(min(pieces_of(waves, len(lengths), heads, sms), chunks // 2), 1)
-            ends = [chunks * i // parts for i in range(parts + 1)]
-            longest = max(ends[i + 1] - ends[i] + min(SHORT, ends[i]) for i in range(parts))
-            cut = [str(len(lengths) * heads * parts), str(longest)]
-        us, floor = warm[n], shown.floors[n]
-        over = "-" if us is None else f"{us / floor:.1f}"
-        lines.append([f"`{name}`", *cut, _us(floor), _us(us), over, _us(slow[n])])
-    head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
-    return {"fused": table(head, lines)}

@@ -139,8 +139,8 @@ class Shown:
         return [self.winner, *([self.steady] if self.steady else [])]
 
 
-def choose(store: Store) -> Shown:
-    """The newest finished campaign that ranks by ``gpu``.
+def choose(store: Store, operation: str) -> Shown:
+    """The newest finished campaign of an operation that ranks by ``gpu``.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def choose(store: Store) -> Shown:
         If there is none.
     """
     campaigns: Sequence[CampaignRecord] = store.list_campaigns()
-    for campaign in reversed(campaigns):
+    for campaign in reversed([c for c in campaigns if c.operation == operation]):
         if campaign.status.value != "finished" or campaign.clock.value != "gpu":
             continue
         ranked = leaderboard.ranked(store, campaign_id=campaign.id, clock=campaign.clock)
@@ -168,4 +168,4 @@ def choose(store: Store) -> Shown:
             winner,
             None if steady is None or steady.id == winner.id else steady,
         )
-    raise LookupError(f"{store.name} holds no finished campaign that was measured")
+    raise LookupError(f"{store.name} holds no finished campaign of {operation} that was measured")

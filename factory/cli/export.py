@@ -200,10 +200,13 @@ def _rendered(
 
 def _compiled(selection: Selection) -> dict[str, bytes]:
     """The ahead-of-time form of a table."""
-    from factory.export.aot import compile_library, forms_of
+    from factory.export.aot import compile_library
+    from factory.export.exporter import exporter_of
 
+    exporter = exporter_of(selection.operation.name)
     return compile_library(
-        forms_of([row.schedule for row in selection.rows]),
+        exporter,
+        exporter.forms([row.schedule for row in selection.rows]),
         lambda kind, line: click.echo(f"{kind}: {line}", err=True),
     )
 
@@ -431,9 +434,9 @@ def _superseded(claim: ClaimRecord) -> str | None:
 
 
 def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
+    from factory.export.exporter import ExportError
     from factory.export.folder import check, read_manifest
     from factory.export.render import render
-    from factory.export.select import ExportError
 
     told = read_manifest(folder)
     currents: list[dict[str, bytes]] = []

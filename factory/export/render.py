@@ -1,7 +1,7 @@
 """An export as file names to bytes: sources, dispatch table, manifest, README, tests, licence.
 
 Equal leaderboards and equal sources give equal bytes: nothing here looks at a clock or at the
-machine.  Knows KDA prefill; another operation would bring a template and a table of its own.
+machine, and what is of one operation comes from its :class:`.exporter.Exporter`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from candidates.kda_prefill.kernel.launch import LoadedSchedule, config_of
 from factory.device.verdicts import geomean
 from factory.export.contest import Vendored
-from factory.export.select import ExportError, Row, Selection
+from factory.export.exporter import Exporter, ExportError, exporter_of
+from factory.export.select import Row, Selection
 from factory.export.sources import contract_docstring, kernel_sources
 from factory.provenance import canonical_json, digest
 from leaderboard import ClaimRecord, Clock, MeasurementRecord
-from operations.kda_prefill import KdaWorkload
 
 __all__ = ["FORMAT", "MANIFEST", "VERSION", "export_hash", "render", "sha256", "table", "vendored"]
 
@@ -32,11 +29,6 @@ VERSION = 1
 """Of the manifest."""
 
 MANIFEST = "MANIFEST.json"
-
-_TEMPLATES = {"kda_prefill": ("factory.export", "kda_prefill")}
-_ROOTS = ("entry", "host")
-_CONFIGS = {"split": "Config", "fused": "FusedConfig"}
-"""Form of a schedule to the class of ``kernel/entry.py`` that holds its constants."""
 
 _UNKNOWN_ID = "0" * 12
 
@@ -66,16 +58,17 @@ def render(
     ExportError
         If there is no exporter for the operation, or its source cannot stand alone.
     """
-    texts = _sources(selection)
+    exporter = exporter_of(selection.operation.name)
+    texts = _sources(selection, exporter)
     # The table names the export; its name is made of everything else.
-    texts["dispatch.py"] = _dispatch(selection, _UNKNOWN_ID)
-    texts["dispatch.py"] = _dispatch(selection, export_hash(_bytes(texts))[:12])
+    texts["dispatch.py"] = _dispatch(selection, exporter, _UNKNOWN_ID)
+    texts["dispatch.py"] = _dispatch(selection, exporter, export_hash(_bytes(texts))[:12])
     bound = export_hash(_bytes(texts))
     if claim is not None and claim.export_hash != bound:
         raise ExportError(f"claim {claim.id} is of export {claim.export_hash[:12]}, not of this")
-    texts["README.md"] = _readme(selection, bound, claim)
+    texts["README.md"] = _readme(selection, exporter, texts["README.md"], bound, claim)
     found = {**_bytes(texts), **(compiled or {})}
-    found[MANIFEST] = _manifest(selection, found, bound, claim)
+    found[MANIFEST] = _manifest(selection, exporter, found, bound, claim)
     return dict(sorted(found.items()))
 
 
@@ -104,78 +97,41 @@ def _bytes(texts: Mapping[str, str]) -> dict[str, bytes]:
 # -- sources -----------------------------------------------------------------------------
 
 
-def _sources(selection: Selection) -> dict[str, str]:
-    name = selection.operation.name
-    if name not in _TEMPLATES:
-        known = ", ".join(_TEMPLATES)
-        raise ExportError(f"there is no exporter for {name}; there is one for {known}")
-    package, folder = _TEMPLATES[name]
-    texts = dict(_walk(files(package) / folder, ""))
-    kernel = kernel_sources(_kernel_folder(), _ROOTS)
-    texts |= {f"kernel/{file}": text for file, text in kernel.items()}
-    contract = _without_schedules(contract_docstring(kernel["entry.py"], name, ("schedule",)))
+def _sources(selection: Selection, exporter: Exporter) -> dict[str, str]:
+    texts = exporter.files()
+    texts |= kernel_sources(exporter.packages, exporter.roots)
+    entry = f"{next(iter(exporter.packages.values()))}/{exporter.roots[0]}.py"
+    contract = contract_docstring(texts[entry], exporter.operation, exporter.left_out)
+    contract = _without_the_left_out(contract, exporter)
     marker = '"""@CONTRACT@"""'
     if texts["api.py"].count(marker) != 1:
         raise ExportError("the template of api.py has no place for the contract")
     heading = "" if re.search(r"^Notes\n-+$", contract, re.M) else "Notes\n-----\n"
-    written = f'"""{contract}\n\n{heading}{_notes(selection)}\n"""'
+    notes = (textwrap.fill(text, 92) for text in exporter.notes(selection.gate_bound))
+    written = '"""{}\n\n{}{}\n"""'.format(contract, heading, "\n\n".join(notes))
     texts["api.py"] = texts["api.py"].replace(
         marker, textwrap.indent(written, "    ").removeprefix("    ")
     )
     return texts
 
 
-def _without_schedules(contract: str) -> str:
-    """Say of the shape's schedule what was said of the caller's."""
-    text = re.sub(r"if ``schedule`` is a split one\s+with one segment", _ONE_SEGMENT, contract)
-    if "``schedule``" in text:
+def _without_the_left_out(contract: str, exporter: Exporter) -> str:
+    """Say otherwise what was said of arguments that the export does not have."""
+    for pattern, text in exporter.phrases:
+        contract = re.sub(pattern, text, contract)
+    if any(f"``{name}``" in contract for name in exporter.left_out):
         raise ExportError("the contract speaks of an argument that the export does not have")
-    return text
-
-
-_ONE_SEGMENT = "where the shape is served\n    by a split schedule with one segment"
-
-
-def _kernel_folder() -> Path:
-    from candidates.kda_prefill import kernel
-
-    return Path(kernel.__path__[0])
-
-
-def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.is_dir():
-            if entry.name != "__pycache__":
-                yield from _walk(entry, f"{prefix}{entry.name}/")
-        else:
-            yield prefix + entry.name, entry.read_text("utf-8")
-
-
-def _notes(selection: Selection) -> str:
-    bound = selection.gate_bound
-    gates = (
-        "Right for every gate at or below 0, however strong."
-        if bound is None
-        else f"Right for gates from {bound:g} (included) to 0 a token.  Stronger ones are outside"
-        " of this export's contract: with ``gate='safe'`` a ``lower_bound`` past that is refused,"
-        " and so is ``gate='softplus'``; with ``gate='log'`` they cannot be seen from shapes, and"
-        " ``validate=True`` reads the gates and refuses them."
-    )
-    rest = (
-        "Forward only: an input that requires grad is refused while gradients are enabled.  Under"
-        " ``torch.compile`` the call is one operator of the graph, on the current stream.  The"
-        " first call for a schedule and a form of arguments compiles it (seconds) and loads it:"
-        " make one before a CUDA graph capture."
-    )
-    return "\n\n".join(textwrap.fill(text, 92) for text in (gates, rest))
+    return contract
 
 
 # -- the table ---------------------------------------------------------------------------
 
 
-def _dispatch(selection: Selection, export_id: str) -> str:
+def _dispatch(selection: Selection, exporter: Exporter, export_id: str) -> str:
     values = selection.fingerprint.values
-    configs = [_config(row) for row in selection.rows]
+    configs = [_config(row, exporter) for row in selection.rows]
+    shapes = [_shape(selection, exporter, row) for row in selection.rows]
+    sizes = len(exporter.shape(next(iter(selection.operation.workloads.values()))))
     classes = sorted({config.partition("(")[0] for config in configs})
     bound = selection.gate_bound
     head = f'''"""Which schedule serves which shape, and the measurements behind each choice.
@@ -209,7 +165,7 @@ class Row:
     Parameters
     ----------
     shape : tuple of int or None
-        Tokens in all, heads and sequences that it serves; None: all other shapes.
+        {exporter.shape_words} that it serves; None: all other shapes.
     config : Config or FusedConfig
         The constants that its kernel is compiled with.
     trial, campaign, job : str
@@ -218,7 +174,7 @@ class Row:
         uids of the measurements that it rests on.
     """
 
-    shape: tuple[int, int, int] | None
+    shape: tuple[{", ".join(["int"] * sizes)}] | None
     config: {" | ".join(classes)}
     trial: str
     campaign: str
@@ -228,26 +184,23 @@ class Row:
 
 ROWS = (
 '''
-    return head + "".join(map(_row_text, selection.rows, configs)) + ")\n"
+    return head + "".join(map(_row_text, selection.rows, shapes, configs)) + ")\n"
 
 
-def _config(row: Row) -> str:
+def _config(row: Row, exporter: Exporter) -> str:
     """The constants of a schedule as a call of their class."""
     values = row.schedule.as_dict()
-    name = _CONFIGS[str(values.pop("form"))]
+    name = exporter.configs[str(values.pop("form"))]
     return f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})".replace("'", '"')
 
 
-def _shape(selection: Selection, row: Row) -> tuple[int, int, int] | None:
+def _shape(selection: Selection, exporter: Exporter, row: Row) -> tuple[int, ...] | None:
     if row.workload is None:
         return None
-    workload = selection.operation.workloads[row.workload]
-    assert isinstance(workload, KdaWorkload)
-    return workload.tokens, workload.heads, workload.sequences
+    return exporter.shape(selection.operation.workloads[row.workload])
 
 
-def _row_text(row: Row, config: str) -> str:
-    shape = "None" if row.workload is None else f"({', '.join(row.workload.split('/'))})"
+def _row_text(row: Row, shape: tuple[int, ...] | None, config: str) -> str:
     uids = "".join(f'            "{t.uid}",\n' for t in row.times)
     note = "all other shapes"
     if row.workload is not None:
@@ -267,15 +220,16 @@ def _row_text(row: Row, config: str) -> str:
 
 def vendored(selection: Selection, folder: Path, bound: str) -> Vendored:
     """How the gate calls a folder of this selection."""
-    loaded = [LoadedSchedule(config_of(row.schedule)) for row in selection.rows]
+    exporter = exporter_of(selection.operation.name)
+    launched = [exporter.launched(row.schedule) for row in selection.rows]
     return Vendored(
         folder=str(folder),
-        function=selection.operation.name,
-        outputs=(("o", "out"), ("final_state", "final_state")),
-        kernels=tuple(sorted({name for one in loaded for name in one.kernel_names})),
-        chunk=max(one.chunk_tokens for one in loaded),
+        function=exporter.operation,
+        outputs=exporter.outputs,
+        kernels=tuple(sorted({name for names, _ in launched for name in names})),
+        chunk=max(chunk for _, chunk in launched),
         export_hash=bound,
-        foreign=("candidates.kda_prefill.kernel",),
+        foreign=tuple(exporter.packages),
     )
 
 
@@ -295,7 +249,11 @@ def table(selection: Selection) -> list[dict[str, Any]]:
 
 
 def _manifest(
-    selection: Selection, found: Mapping[str, bytes], bound: str, claim: ClaimRecord | None
+    selection: Selection,
+    exporter: Exporter,
+    found: Mapping[str, bytes],
+    bound: str,
+    claim: ClaimRecord | None,
 ) -> bytes:
     s = selection
     values = s.fingerprint.values
@@ -325,7 +283,7 @@ def _manifest(
         "gate_bound": s.gate_bound,
         "geomean_us": _geomeans(s),
         "largest_errors": _errors(s),
-        "rows": [_row_told(s, row) for row in s.rows],
+        "rows": [_row_told(s, exporter, row) for row in s.rows],
         "files": {name: sha256(data) for name, data in sorted(found.items())},
     }
     # Through canonical JSON first: what cannot be written the same twice fails here.
@@ -364,10 +322,10 @@ def _errors(selection: Selection) -> dict[str, dict[str, float]]:
     return worst
 
 
-def _row_told(selection: Selection, row: Row) -> dict[str, Any]:
+def _row_told(selection: Selection, exporter: Exporter, row: Row) -> dict[str, Any]:
     build = next((s.details for s in row.trial.stages if s.stage == "compile"), {})
     return {
-        "shape": _shape(selection, row),
+        "shape": _shape(selection, exporter, row),
         "workload": row.workload,
         "schedule": row.schedule.as_dict(),
         "schedule_key": row.schedule.key,
@@ -403,9 +361,10 @@ def _time_told(record: MeasurementRecord) -> dict[str, Any]:
 # -- README ------------------------------------------------------------------------------
 
 
-def _readme(selection: Selection, bound: str, claim: ClaimRecord | None) -> str:
+def _readme(
+    selection: Selection, exporter: Exporter, text: str, bound: str, claim: ClaimRecord | None
+) -> str:
     s = selection
-    text = (files("factory.export") / "README.template.md").read_text("utf-8")
     values = s.fingerprint.values
     filled = {
         "CAMPAIGN": s.campaign.id,
@@ -421,7 +380,7 @@ def _readme(selection: Selection, bound: str, claim: ClaimRecord | None) -> str:
         "GATES": "any gate at or below 0"
         if s.gate_bound is None
         else f"gates from {s.gate_bound:g} to 0 a token",
-        "TABLE": _table(s),
+        "TABLE": _table(s, exporter),
     }
     for name, value in filled.items():
         text = text.replace(f"@{name}@", value)
@@ -451,11 +410,11 @@ def _claim_line(claim: ClaimRecord | None) -> str:
     )
 
 
-def _table(selection: Selection) -> str:
+def _table(selection: Selection, exporter: Exporter) -> str:
     regimes = list(dict.fromkeys(t.record.regime for t in selection.default.times))
     own = {row.workload: row for row in selection.rows if row.workload is not None}
     lines = [
-        f"| tokens/heads/sequences | schedule | {' | '.join(f'{r}, us' for r in regimes)} |",
+        f"| {exporter.shape_head} | schedule | {' | '.join(f'{r}, us' for r in regimes)} |",
         "|---|---|" + "---|" * len(regimes),
     ]
     for workload in dict.fromkeys(t.record.workload for t in selection.default.times):

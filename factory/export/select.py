@@ -12,7 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from candidates import Family, Schedule
-from factory.errors import CommandError, UserError
+from factory.errors import UserError
+from factory.export.exporter import ExportError
 from leaderboard import (
     CampaignRecord,
     Clock,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from operations import Operation
 
 __all__ = ["ExportError", "Row", "Selection", "select"]
-
-
-class ExportError(CommandError):
-    """Nothing can be exported, or an export is not what it was: exit code 1."""
 
 
 @dataclass(frozen=True)

@@ -7,76 +7,101 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 
-from factory.export.select import ExportError
+from factory.export.exporter import ExportError
 
-__all__ = ["contract_docstring", "kernel_sources", "standing_alone"]
+__all__ = ["contract_docstring", "kernel_sources", "package_folder", "standing_alone"]
 
 ALLOWED = frozenset({"torch", "cutlass", "cuda", "tvm_ffi"})
 """Distributions that an export may import: torch, nvidia-cutlass-dsl (with the CUDA bindings that
 it brings) and apache-tvm-ffi.  Beside them the standard library only."""
 
-_PREFIX = "candidates.kda_prefill.kernel"
 
-
-def kernel_sources(folder: Path, roots: Iterable[str]) -> dict[str, str]:
+def kernel_sources(packages: Mapping[str, str], roots: Iterable[str]) -> dict[str, str]:
     """Modules that ``roots`` need, each with its imports made relative.
 
     Parameters
     ----------
-    folder : Path
-        The package that holds them.
+    packages : Mapping[str, str]
+        Package that holds modules to its folder in the export, all of one level.  Roots are of
+        the first one.
     roots : iterable of str
         Module names in it, without a suffix.
 
     Returns
     -------
     dict
-        File name to text, by name; ``__init__.py`` is among them.
+        Path in the export to text, by path; an ``__init__.py`` of each folder is among them.
 
     Raises
     ------
     ExportError
         If a module needs something that an export may not import.
     """
+    folders = {folder: package_folder(package) for package, folder in packages.items()}
+    first = next(iter(folders))
     texts: dict[str, str] = {}
-    waiting = ["__init__", *roots]
+    waiting = [(first, name) for name in ("__init__", *roots)]
     while waiting:
-        name = waiting.pop()
-        if f"{name}.py" in texts:
+        folder, name = waiting.pop()
+        path = f"{folder}/{name}.py"
+        if path in texts:
             continue
-        path = folder / f"{name}.py"
-        text = standing_alone(path.read_text("utf-8"))
-        texts[f"{name}.py"] = text
-        waiting += _siblings(text, folder, path.name)
+        read = (folders[folder] / f"{name}.py").read_text("utf-8")
+        texts[path] = standing_alone(read, packages, folder)
+        waiting += _needed(texts[path], folders, folder, name)
+        waiting.append((folder, "__init__"))
     return dict(sorted(texts.items()))
 
 
-def standing_alone(text: str) -> str:
-    """``text`` with imports of its own package made relative; nothing else changes."""
-    prefix = re.escape(_PREFIX)
-    text = re.sub(rf"^(\s*)from {prefix}\.(\w+) import ", r"\1from .\2 import ", text, flags=re.M)
-    return re.sub(rf"^(\s*)from {prefix} import ", r"\1from . import ", text, flags=re.M)
+def package_folder(package: str) -> Path:
+    """Where the modules of a kernel package lie."""
+    return Path(import_module(package).__path__[0])
 
 
-def _siblings(text: str, folder: Path, name: str) -> list[str]:
-    """Modules of the same package that a source imports; refuses what may not be imported."""
+def standing_alone(text: str, packages: Mapping[str, str], own: str) -> str:
+    """``text`` with imports of kernel packages made relative; nothing else changes.
+
+    ``own`` is the folder that the module itself goes to.
+    """
+    for package, folder in packages.items():
+        prefix = re.escape(package)
+        here = "." if folder == own else f"..{folder}."
+        text = re.sub(
+            rf"^(\s*)from {prefix}\.(\w+) import ", rf"\1from {here}\2 import ", text, flags=re.M
+        )
+        here = "." if folder == own else f"..{folder}"
+        text = re.sub(rf"^(\s*)from {prefix} import ", rf"\1from {here} import ", text, flags=re.M)
+    return text
+
+
+def _needed(text: str, folders: Mapping[str, Path], own: str, name: str) -> list[tuple[str, str]]:
+    """Modules of kernel packages that a source imports, as folder and name; refuses others."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                _check(alias.name, name)
+                _check(alias.name, f"{name}.py")
         elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            folder = own
             if node.level == 0:
-                _check(node.module or "", name)
-            elif node.level == 1 and node.module:
-                found.append(node.module.partition(".")[0])
-            elif node.level == 1:
-                found += [a.name for a in node.names if (folder / f"{a.name}.py").is_file()]
+                _check(module, f"{name}.py")
+                continue
+            if node.level == 2:
+                folder, _, module = module.partition(".")
+            if node.level > 2 or folder not in folders:
+                raise ExportError(
+                    f"{name}.py imports from outside its package; it cannot stand alone"
+                )
+            if module:
+                found.append((folder, module.partition(".")[0]))
             else:
-                raise ExportError(f"{name} imports from outside its package; it cannot stand alone")
+                there = [a.name for a in node.names if (folders[folder] / f"{a.name}.py").is_file()]
+                found += [(folder, module) for module in there]
     return found
 
 

@@ -9,50 +9,22 @@ from __future__ import annotations
 
 import json
 import struct
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from factory.errors import UserError
+from factory.export.exporter import Exporter, exporter_of
 from factory.export.render import FORMAT, MANIFEST, VERSION, export_hash, sha256
 from factory.export.select import Row, Selection
 from factory.provenance import digest
 from leaderboard import MeasurementRecord
-from operations import Regime
-from operations.kda_prefill import KdaWorkload
+from operations import Operation, Regime
 
 __all__ = ["LAYOUT", "input_blobs", "render_traces", "workload_names"]
 
 LAYOUT = "flashinfer-trace"
-
-_INPUTS = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
-_AXES: dict[str, dict[str, Any]] = {
-    "T": {"type": "var", "description": "tokens of all sequences"},
-    "H": {"type": "var", "description": "heads, the same for q, k and v"},
-    "N": {"type": "var", "description": "sequences, empty ones included"},
-    "num_offsets": {"type": "var", "description": "N + 1"},
-    "D": {"type": "const", "value": 128, "description": "channels of keys and of values"},
-}
-_NAMED = {"N+1": "num_offsets", "128": "D"}
-"""Size as the operation writes it, to the axis of the data set."""
-
-_MAIN = '''"""The exported folder as a function of a FlashInfer-Bench solution."""
-
-from .kda_prefill import kda_prefill
-
-
-def run(q, k, v, g, beta, cu_seqlens, initial_state, scale, o, final_state):
-    kda_prefill(
-        q, k, v, g, beta, cu_seqlens, initial_state, scale=scale, out=o, final_state=final_state
-    )
-'''
-
-_RUN = """
-
-def run(q, k, v, g, beta, cu_seqlens, initial_state, scale):
-    o, state = oracle(q, k, v, g, beta, cu_seqlens, initial_state, scale)
-    return o.to(torch.bfloat16), state.to(torch.float32)
-"""
 
 
 def render_traces(selection: Selection, folder: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -70,14 +42,15 @@ def render_traces(selection: Selection, folder: Mapping[str, bytes]) -> dict[str
         Path relative to the data set's root to contents; sorted.
     """
     s = selection
+    exporter = exporter_of(s.operation.name)
     name = s.operation.name
     bound = export_hash(folder)
     solution = f"{name}_{bound[:12]}"
-    workloads = {key: _workload(s, *key) for key in _cells(s)}
-    definition = _json(_definition(s, folder["tests/kda_prefill_oracle.py"].decode()))
+    workloads = {key: _workload(s, exporter, *key) for key in _cells(s)}
+    definition = _json(_definition(s, exporter, folder))
     files = {
         f"definitions/{name}/{name}.json": definition,
-        f"solutions/{name}/{name}/{solution}.json": _json(_solution(s, solution, folder)),
+        f"solutions/{name}/{name}/{solution}.json": _json(_solution(s, exporter, solution, folder)),
         f"workloads/{name}/{name}.jsonl": _lines(
             {"definition": name, "workload": w, "solution": None, "evaluation": None}
             for w in workloads.values()
@@ -91,7 +64,7 @@ def render_traces(selection: Selection, folder: Mapping[str, bytes]) -> dict[str
             }
             for row, record in _measured(s)
         ),
-        "README.md": _readme(s, solution, bound).encode(),
+        "README.md": _readme(s, exporter, solution, bound).encode(),
     }
     told = {
         "format": FORMAT,
@@ -126,34 +99,53 @@ def _cells(selection: Selection) -> list[tuple[str, str]]:
 # -- definition and solution -------------------------------------------------------------
 
 
-def _definition(selection: Selection, oracle: str) -> dict[str, Any]:
-    operation = selection.operation
-    tensors = {t.name: t for t in operation.tensors}
+def _arguments(operation: Operation) -> tuple[str, ...]:
+    """Names of the tensors that a call takes."""
+    return tuple(t.name for t in operation.tensors if t.role != "output")
 
-    def told(name: str) -> dict[str, Any]:
-        t = tensors[name]
-        shape = [_NAMED.get(str(d), str(d)) for d in t.dims]
-        return {"shape": shape, "dtype": t.dtype, "description": t.doc}
 
-    scale = {"shape": None, "dtype": "float32", "description": "factor of the output"}
+def _definition(
+    selection: Selection, exporter: Exporter, folder: Mapping[str, bytes]
+) -> dict[str, Any]:
+    operation, told = selection.operation, exporter.interchange
+    file, end = told.oracle
+    oracle = folder[file].decode().partition(f"\n{end}")[0].rstrip()
+
+    def tensors(names: Iterable[str]) -> dict[str, Any]:
+        known = {t.name: t for t in operation.tensors}
+        return {
+            name: {
+                "shape": [told.named.get(str(d), str(d)) for d in known[name].dims],
+                "dtype": known[name].dtype,
+                "description": known[name].doc,
+            }
+            for name in names
+        }
+
+    scalars = {
+        name: {"shape": None, "dtype": "float32", "description": said}
+        for name, said in told.scalars.items()
+    }
     return {
         "name": operation.name,
         "op_type": operation.name,
-        "axes": _AXES,
-        "inputs": {**{name: told(name) for name in _INPUTS}, "scale": scale},
-        "outputs": {name: told(name) for name in ("o", "final_state")},
-        "reference": oracle.partition("\ndef assert_close")[0].rstrip() + "\n" + _RUN,
-        "tags": ["stage:prefill", "linear-attention"],
+        "axes": told.axes,
+        "inputs": {**tensors(_arguments(operation)), **scalars},
+        "outputs": tensors(name for name, _ in exporter.outputs),
+        "reference": oracle + "\n" + told.run,
+        "tags": told.tags,
         "description": (type(operation).__doc__ or operation.name).partition("\n")[0],
-        "constraints": ["num_offsets == N + 1"],
+        "constraints": told.constraints,
     }
 
 
-def _solution(selection: Selection, name: str, folder: Mapping[str, bytes]) -> dict[str, Any]:
+def _solution(
+    selection: Selection, exporter: Exporter, name: str, folder: Mapping[str, bytes]
+) -> dict[str, Any]:
     own = {
         path: data.decode()
         for path, data in folder.items()
-        if path.endswith(".py") and not path.startswith("tests/") and path != "fla_backend.py"
+        if path.endswith(".py") and not path.startswith("tests/") and path not in exporter.homes
     }
     package = selection.operation.name
     return {
@@ -169,7 +161,7 @@ def _solution(selection: Selection, name: str, folder: Mapping[str, bytes]) -> d
             "binding": None,
         },
         "sources": [
-            {"path": "main.py", "content": _MAIN},
+            {"path": "main.py", "content": exporter.interchange.main},
             *({"path": f"{package}/{path}", "content": text} for path, text in own.items()),
         ],
         "description": f"{selection.default.schedule.key}; campaign {selection.campaign.id}",
@@ -179,18 +171,23 @@ def _solution(selection: Selection, name: str, folder: Mapping[str, bytes]) -> d
 # -- workloads and traces ----------------------------------------------------------------
 
 
-def _workload(selection: Selection, workload: str, regime: str) -> dict[str, Any]:
-    found = selection.operation.workloads[workload]
-    assert isinstance(found, KdaWorkload)
+def _workload(
+    selection: Selection, exporter: Exporter, workload: str, regime: str
+) -> dict[str, Any]:
+    operation = selection.operation
+    found = operation.workloads[workload]
     blob = _blob(selection, workload, regime)
-    identity = [selection.operation.name, selection.operation.version, workload, regime]
-    axes = {"T": found.tokens, "H": found.heads, "N": found.sequences}
-    inputs: dict[str, Any] = {
-        name: {"type": "safetensors", "path": blob, "tensor_key": name} for name in _INPUTS
+    identity = [operation.name, operation.version, workload, regime]
+    drawn = {
+        name: {"type": "safetensors", "path": blob, "tensor_key": name}
+        for name in _arguments(operation)
+    }
+    scalars = {
+        name: {"type": "scalar", "value": value} for name, value in exporter.scalars(found).items()
     }
     return {
-        "axes": {**axes, "num_offsets": found.sequences + 1},
-        "inputs": {**inputs, "scale": {"type": "scalar", "value": found.scale}},
+        "axes": exporter.axes(found),
+        "inputs": {**drawn, **scalars},
         "uuid": digest([*identity, _seed(selection, workload, regime)])[:32],
     }
 
@@ -247,9 +244,15 @@ def _evaluation(selection: Selection, row: Row, record: MeasurementRecord) -> di
     }
 
 
-def _readme(selection: Selection, solution: str, bound: str) -> str:
+def _readme(selection: Selection, exporter: Exporter, solution: str, bound: str) -> str:
     s = selection
     name = s.operation.name
+    inputs = textwrap.fill(
+        "The inputs of the workloads are drawn from stated regimes"
+        f" ({exporter.interchange.drawn}), so random numbers cannot stand for them. They are not in"
+        " here for their size;",
+        99,
+    )
     return f"""# {name} as a FlashInfer-Bench data set
 
 Definition, workloads, solution and traces of export `{bound[:12]}` (solution `{solution}`),
@@ -259,8 +262,7 @@ Times are medians of GPU time, L2 warm, of the campaign's trials. No reference w
 them: `reference_latency_ms` and `speedup_factor` are 0, and `max_absolute_error` is NaN. What the
 relative error is over stands in `extra`.
 
-The inputs of the workloads are drawn from stated regimes (gates are negative, keys have unit
-norm), so random numbers cannot stand for them. They are not in here for their size;
+{inputs}
 
     factory export {name} --format {LAYOUT} --to FOLDER --inputs SHAPE
 
@@ -292,6 +294,7 @@ def input_blobs(selection: Selection, shapes: Iterable[str], root: Path) -> list
         If a shape has no trace, or a file cannot be written.
     """
     known = workload_names(selection)
+    names = _arguments(selection.operation)
     written = []
     for shape in shapes:
         if shape not in known:
@@ -307,7 +310,7 @@ def input_blobs(selection: Selection, shapes: Iterable[str], root: Path) -> list
                 path = root / _blob(selection, workload, regime)
                 try:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(_safetensors({n: drawn[n] for n in _INPUTS}))
+                    path.write_bytes(_safetensors({n: drawn[n] for n in names}))
                 except OSError as error:
                     raise UserError(f"cannot write {path}: {error.strerror}") from error
                 written.append(path)

@@ -18,10 +18,11 @@ import pytest
 import leaderboard
 from candidates.kda_prefill import kernel
 from factory.cli import _run
-from factory.export import render as rendering
+from factory.export import sources
+from factory.export.exporter import SHIPPED, ExportError, exporter_of
 from factory.export.folder import write
 from factory.export.render import export_hash, render
-from factory.export.select import ExportError, select
+from factory.export.select import select
 from leaderboard import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,6 +250,54 @@ def test_the_shipped_results_are_exported_without_a_gpu_or_said_to_be_of_another
         assert "no measured trial" in one_line(err)
 
 
+@pytest.mark.parametrize("operation", sorted(SHIPPED))
+def test_what_templates_make_is_clean_source_without_holes(operation, tmp_path):
+    """Templates are read by no checker as they lie: what they make is."""
+    exporter = exporter_of(operation)
+    for name, text in exporter.files().items():
+        assert "# part: " not in text
+        assert not [word for word in exporter.words if word in text or word in name]
+        if name.endswith(".py"):
+            ast.parse(text)
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path))
+    for words in (("check",), ("format", "--check")):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_an_operation_without_an_exporter_is_told_which_have_one():
+    with pytest.raises(ExportError, match=r"no exporter for toy_scale; there is one for .*kda_pre"):
+        exporter_of("toy_scale")
+
+
+def test_kernel_modules_of_two_packages_go_to_two_folders(tmp_path, monkeypatch):
+    for package, name, text in (
+        ("mine", "__init__", ""),
+        ("mine", "entry", "from theirs.kernel import walk\nfrom theirs.kernel.walk import step\n"),
+        ("theirs", "__init__", ""),
+        ("theirs", "walk", "from theirs.kernel.deep import one\n"),
+        ("theirs", "deep", "one = 1\n"),
+        ("theirs", "unused", "import ray\n"),
+    ):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / f"{name}.py").write_text(text)
+    packages = {"mine.kernel": "kernel", "theirs.kernel": "walks"}
+    monkeypatch.setattr(sources, "package_folder", lambda p: tmp_path / p.removesuffix(".kernel"))
+    assert sources.kernel_sources(packages, ["entry"]) == {
+        "kernel/__init__.py": "",
+        "kernel/entry.py": "from ..walks import walk\nfrom ..walks.walk import step\n",
+        "walks/__init__.py": "",
+        "walks/walk.py": "from .deep import one\n",
+        "walks/deep.py": "one = 1\n",
+    }
+    with pytest.raises(ExportError, match=r"entry.py imports theirs"):
+        sources.kernel_sources({"mine.kernel": "kernel"}, ["entry"])
+
+
 # -- what stands alone -----------------------------------------------------------------
 
 
@@ -437,7 +486,7 @@ def test_another_table_and_another_source_supersede(factory, tmp_path, monkeypat
     for path in KERNEL.glob("*.py"):
         (copied / path.name).write_bytes(path.read_bytes())
     (copied / "step.py").write_text((KERNEL / "step.py").read_text() + "\nFASTER = True\n")
-    monkeypatch.setattr(rendering, "_kernel_folder", lambda: copied)
+    monkeypatch.setattr(sources, "package_folder", lambda package: copied)
     code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--json")
     told = json.loads(out)
     assert code == 1
@@ -460,6 +509,6 @@ def test_a_source_that_needs_more_than_it_may_is_not_exported(chosen, tmp_path, 
         (tmp_path / path.name).write_bytes(path.read_bytes())
     entry = tmp_path / "entry.py"
     entry.write_text(entry.read_text() + "\nimport ray\n")
-    monkeypatch.setattr(rendering, "_kernel_folder", lambda: tmp_path)
+    monkeypatch.setattr(sources, "package_folder", lambda package: tmp_path)
     with pytest.raises(ExportError, match=r"entry.py imports ray, which an export must do without"):
         render(found)

@@ -13,12 +13,15 @@ import pytest
 from factory.cli import _run
 from factory.errors import MachineError
 from factory.export import aot
+from factory.export.exporter import exporter_of
 from factory.export.folder import check, write
 from factory.export.render import export_hash, render
 from factory.export.select import select
 from leaderboard import open_store
 
 pytest.importorskip("cutlass")
+
+EXPORTER = exporter_of("kda_prefill")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("aot")
     with open_store(f"sqlite:///{base / 'x.db'}") as store:
         selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
-    forms = aot.forms_of([row.schedule for row in selection.rows])[:1]
-    files = render(selection, compiled=aot.compile_library(forms))
+    forms = EXPORTER.forms([row.schedule for row in selection.rows])[:1]
+    files = render(selection, compiled=aot.compile_library(EXPORTER, forms))
     assert export_hash(files) == export_hash(render(selection)), "a claim is on the source"
     write(files, base / "kda_ahead")
     return base / "kda_ahead"
@@ -108,24 +111,24 @@ def test_it_carries_the_runtime_library_with_its_licence(folder: Path) -> None:
 def test_equal_sources_give_equal_libraries(folder: Path) -> None:
     with open_store("sqlite://") as store:
         selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
-    forms = aot.forms_of([row.schedule for row in selection.rows])[:1]
-    again = aot.compile_library(forms)
+    forms = EXPORTER.forms([row.schedule for row in selection.rows])[:1]
+    again = aot.compile_library(EXPORTER, forms)
     for name, data in again.items():
         assert (folder / name).read_bytes() == data, name
 
 
 def test_forms_are_the_plain_one_and_what_models_pass() -> None:
-    keys = [form.key for form in aot.forms_of(board.SCHEDULES)]
+    keys = [form.key for form in EXPORTER.forms(board.SCHEDULES)]
     assert len(keys) == len(set(keys)) > 8
     assert any("gate='safe'" in key and "l2norm=True" in key for key in keys)
-    split = aot.forms_of(board.FAMILY.offered("quickstart")[:1])
+    split = EXPORTER.forms(board.FAMILY.offered("quickstart")[:1])
     assert {form.options.gate for form in split} == {"log"}
 
 
 def test_without_a_linker_it_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aot.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="there is no cc; install gcc"):
-        aot.compile_library(())
+        aot.compile_library(EXPORTER, ())
 
 
 def test_aot_goes_with_a_folder_to_write(

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from kda_prefill_vendored import inputs, on_hopper, package
+from any_prefill_vendored import inputs, on_hopper, package
 
 pytestmark = on_hopper
 
-call = package.kda_prefill
+call = package.any_prefill
 
 
 def test_served_and_refused_calls_cost_no_synchronisation():

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 import torch
-from kda_prefill_vendored import ROOT, api, arguments, entry, inputs, package
+from any_prefill_vendored import ROOT, api, arguments, entry, inputs, package
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +58,12 @@ REFUSED = {
         "v has strides",
     ),
     "keys too few": (lambda x: {"k": x["k"][:-1]}, "k must be"),
-    "gate per head": (lambda x: {"g": x["g"][..., 0]}, "g must be"),
+    # part: refused_gate
     "scale not finite": (lambda x: {"scale": math.nan}, "scale"),
     "scale as text": (lambda x: {"scale": "0.5"}, "scale"),
     "gate of no known form": (lambda x: {"gate": "tanh"}, "gate"),
     "out in fp32": (lambda x: {"out": x["g"]}, "out is float32"),
-    "a safe gate without its bound": (
-        lambda x: {"gate": "safe", "A_log": torch.empty(3, device="meta")},
-        "needs lower_bound",
-    ),
+    # part: refused_activation
     "q is no tensor": (lambda x: {"q": [1.0]}, "q must be"),
 }
 
@@ -77,7 +74,7 @@ def test_refused_by_name_without_a_look_at_the_device(case):
     x = meta()
     x.update(change(x))
     with pytest.raises((TypeError, ValueError)) as caught:
-        package.kda_prefill(**x)
+        package.any_prefill(**x)
     assert named in str(caught.value)
     answer = package.support(**x)
     assert not answer
@@ -89,7 +86,7 @@ def test_gradients_are_refused_by_name(name):
     x = meta()
     x[name].requires_grad_()
     with pytest.raises(ValueError, match=f"{name} requires grad"):
-        package.kda_prefill(**x)
+        package.any_prefill(**x)
     assert f"{name} requires grad" in package.support(**x).reason
     with torch.no_grad():
         assert package.support(**x)
@@ -98,10 +95,10 @@ def test_gradients_are_refused_by_name(name):
 def test_more_rows_than_offsets_can_name_are_refused_before_anything_is_allocated():
     T = 2**31
     q = torch.empty(T, 1, 128, dtype=torch.bfloat16, device="meta")
-    x = {"q": q, "k": q, "v": q, "g": q.float(), "beta": q[..., 0].float()}
+    x = {"q": q, "k": q, "v": q, "g": any_gate_of_q, "beta": q[..., 0].float()}
     x["cu_seqlens"] = torch.empty(2, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match=str(T)):
-        package.kda_prefill(**x)
+        package.any_prefill(**x)
 
 
 def test_what_is_served_is_said_to_be():
@@ -125,14 +122,7 @@ def test_another_architecture_is_refused_by_its_name(monkeypatch):
     assert "sm_90a" in problem
 
 
-def test_every_row_of_the_table_is_chosen_by_its_own_shape():
-    for row in package.ROWS:
-        T, H, N = (4001, 3, 2) if row.shape is None else row.shape
-        q = torch.empty(T, H, 128, dtype=torch.bfloat16, device="meta")
-        offsets = torch.empty(N + 1, dtype=torch.int32, device="meta")
-        assert api.choose(q, offsets) == row.config
-        if T % N == 0:
-            assert api.choose(q.view(N, T // N, H, 128), None) == row.config
+# part: row_is_chosen
 
 
 def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
@@ -151,7 +141,7 @@ def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
 def test_a_compiled_call_refuses_gradients():
     x = meta()
     x["q"].requires_grad_()
-    step = torch.compile(lambda x: package.kda_prefill(**x)[0].sum(), backend="eager")
+    step = torch.compile(lambda x: package.any_prefill(**x)[0].sum(), backend="eager")
     with pytest.raises(Exception, match=r"no backward pass|requires grad"):
         step(x)
 
@@ -161,7 +151,7 @@ def test_a_compiled_call_refuses_when_it_runs_what_it_could_not_when_it_was_trac
     x = inputs([0, 20, 37], device="cpu")
     x["k"] = x["k"].half()
     for more in ({}, {"validate": True}):
-        step = torch.compile(lambda x, m: package.kda_prefill(**x, **m), backend="eager")
+        step = torch.compile(lambda x, m: package.any_prefill(**x, **m), backend="eager")
         with pytest.raises(TypeError, match="k is float16"):
             step(x, more)
 

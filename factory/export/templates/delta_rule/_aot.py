@@ -20,7 +20,7 @@ from .kernel import entry
 __all__ = ["install", "missing", "present"]
 
 FOLDER = Path(__file__).resolve().parent / "aot"
-_LIBRARY, _RUNTIME = "kda_prefill_sm90a.so", "libcute_dsl_runtime.so"
+_LIBRARY, _RUNTIME = "any_prefill_sm90a.so", "libcute_dsl_runtime.so"
 _CACHED = 512
 
 

@@ -13,11 +13,11 @@ from .dispatch import EXPORT_ID
 
 __all__ = ["NAME", "call"]
 
-NAME = f"kda_prefill_{EXPORT_ID}::forward"
+NAME = f"any_prefill_{EXPORT_ID}::forward"
 """Of the operator.  Copies of one export under two names share it; other exports have their own."""
 
 _BACKWARD = (
-    "kda_prefill is forward only, there is no backward pass: detach its inputs or call it under "
+    "any_prefill is forward only, there is no backward pass: detach its inputs or call it under "
     "torch.no_grad()"
 )
 
@@ -61,9 +61,9 @@ def _eager(
     beta_logits: bool,
     l2norm: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from .api import kda_prefill
+    from .api import any_prefill
 
-    return kda_prefill(
+    return any_prefill(
         q, k, v, g, beta, cu_seqlens, initial_state, scale=scale, gate=gate,
         lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
         l2norm=l2norm,

@@ -2,7 +2,7 @@
 
 Importing this module is all it takes::
 
-    import my_repository.vendored.kda_prefill.fla_backend
+    import my_repository.vendored.any_prefill.fla_backend
 
 It registers with the public backend registry of fla-core 0.6 (``fla.backends.register``), whose
 dispatcher asks the verifier before each call and goes on to fla's own kernels where it says no.
@@ -17,7 +17,7 @@ import torch
 from fla.backends import BaseBackend, register
 from fla.ops.kda.chunk import chunk_kda
 
-from .api import kda_prefill, support
+from .api import any_prefill, support
 from .dispatch import GATE_BOUND
 
 __all__ = ["KdaPrefillBackend"]
@@ -29,7 +29,7 @@ _HEAD = 128
 class KdaPrefillBackend(BaseBackend):
     """Asked before FlashKDA's backend, whose priority is 3."""
 
-    backend_type = "kda_prefill_sm90"
+    backend_type = "any_prefill_sm90"
     package_name = None
     env_var = None
     priority = 2
@@ -133,13 +133,13 @@ class _Call:
             state = (state if self.v_first else state.transpose(-1, -2)).contiguous()
         if not self.wants_state:
             options["final_state"] = False
-        o, final = kda_prefill(*positional, state, **options)
+        o, final = any_prefill(*positional, state, **options)
         if final is not None and not self.v_first:
             final = final.transpose(-1, -2).contiguous()
         return o.view(self.v.shape), final
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """q to cu_seqlens, and the options, of :func:`.api.kda_prefill`; views and no copies."""
+        """q to cu_seqlens, and the options, of :func:`.api.any_prefill`; views and no copies."""
         tensors = [self.q, self.k, self.v, self.g, self.beta]
         if self.cu_seqlens is not None:
             tensors = [x.squeeze(0) for x in tensors]

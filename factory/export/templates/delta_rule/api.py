@@ -1,4 +1,4 @@
-"""The entry point: ask :func:`support`, call :func:`kda_prefill`.
+"""The entry point: ask :func:`support`, call :func:`any_prefill`.
 
 Chooses the schedule by shape, refuses what this machine or these kernels do not serve, and hands
 over to ``kernel/entry.py``, which checks every argument before anything is launched.
@@ -17,7 +17,7 @@ from . import _aot, _op
 from .dispatch import GATE_BOUND, ROWS
 from .kernel import arguments, entry
 
-__all__ = ["Support", "choose", "kda_prefill", "support"]
+__all__ = ["Support", "choose", "any_prefill", "support"]
 
 _BY_SHAPE = {row.shape: row.config for row in ROWS if row.shape is not None}
 _DEFAULT = next(row.config for row in ROWS if row.shape is None)
@@ -42,7 +42,7 @@ class Support:
         return self.served
 
 
-def kda_prefill(
+def any_prefill(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -79,9 +79,9 @@ def kda_prefill(
 
 def _run(tensors, scale, forms, stream, validate, out, final_state):
     """The call, not traced."""
-    q, g, cu_seqlens = tensors[0], tensors[3], tensors[5]
+    # part: shaped
     gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
-    config = choose(q, cu_seqlens)
+    config = choose(any_shape_arguments)
     if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
     bounded = GATE_BOUND is not None and gate != "log"
@@ -91,7 +91,7 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
         _refuse_gate(gate, lower_bound)
     if validate:
         _validate_gates(g, gate)
-    return entry.kda_prefill(
+    return entry.any_prefill(
         *tensors, schedule=config, scale=scale, stream=stream, validate=validate, gate=gate,
         lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
         l2norm=l2norm, out=out, final_state=final_state,
@@ -117,16 +117,16 @@ def support(
     out: torch.Tensor | None = None,
     final_state: torch.Tensor | bool | None = None,
 ) -> Support:
-    """Say whether :func:`kda_prefill` serves these arguments here, or why not.
+    """Say whether :func:`any_prefill` serves these arguments here, or why not.
 
     Nothing is compiled, launched or read from the device: it costs no synchronisation.  What is
-    device data (offsets, gates) is not looked at; see ``validate`` of :func:`kda_prefill`.
+    device data (offsets, gates) is not looked at; see ``validate`` of :func:`any_prefill`.
 
     Parameters
     ----------
     q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound, A_log, dt_bias, \
 beta_logits, l2norm, out, final_state
-        As for :func:`kda_prefill`.
+        As for :func:`any_prefill`.
 
     Returns
     -------
@@ -135,7 +135,7 @@ beta_logits, l2norm, out, final_state
     forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     try:
-        config = choose(q, cu_seqlens)
+        config = choose(any_shape_arguments)
         options = _refuse(config, tensors, scale, forms, out, final_state)
         _refuse_gate(gate, lower_bound)
     except (TypeError, ValueError) as error:
@@ -146,21 +146,7 @@ beta_logits, l2norm, out, final_state
     return Support(not problem, problem)
 
 
-def choose(q: Any, cu_seqlens: Any) -> Any:
-    """The schedule of a shape, by tokens in all, heads and sequences; host values only.
-
-    Arguments that are not served get the schedule of all other shapes: they are refused later,
-    by name.
-    """
-    if not isinstance(q, torch.Tensor):
-        return _DEFAULT
-    if isinstance(cu_seqlens, torch.Tensor) and q.dim() == 3 and cu_seqlens.dim() == 1:
-        shape = (q.shape[0], q.shape[1], cu_seqlens.shape[0] - 1)
-    elif cu_seqlens is None and q.dim() == 4:
-        shape = (q.shape[0] * q.shape[1], q.shape[2], q.shape[0])
-    else:
-        return _DEFAULT
-    return _BY_SHAPE.get(shape, _DEFAULT)
+# part: choose
 
 
 @functools.lru_cache(maxsize=_DEVICES)

@@ -8,7 +8,7 @@ import json
 import sys
 
 import pytest
-from kda_prefill_vendored import ROOT, package
+from any_prefill_vendored import ROOT, package
 
 MANIFEST = json.loads((ROOT / "MANIFEST.json").read_text("utf-8"))
 ALLOWED = {"torch", "cutlass", "cuda", "tvm_ffi"}

@@ -1,0 +1,35 @@
+"""Blocks of docs/kernel.md, which is about the kernels of KDA prefill."""
+
+from __future__ import annotations
+
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
+from docs.data.pages import table
+from docs.data.results import PRODUCTION, SLOW, us_text
+from docs.data.shown import Shown
+
+__all__ = ["kernel_blocks"]
+
+
+def kernel_blocks(shown: Shown) -> dict[str, str]:
+    """The winner by shape: how it is cut at production gates, and its times over the floor."""
+    times = shown.times(shown.winner)
+    warm, slow = (times.of(None, c, shown.tuned) for c in (PRODUCTION, SLOW))
+    fused = shown.winner.schedule.get("form") == "fused"
+    sms = int(str(shown.fingerprint["multiprocessors"]))
+    lines = []
+    for n, name in enumerate(shown.tuned):
+        w = shown.operation.workloads[name]
+        lengths, heads = w.lengths, w.heads  # type: ignore[attr-defined]
+        cut = ["-", "-"]
+        if fused:
+            waves = int(shown.winner.schedule["waves"])
+            chunks = -(-lengths[0] // BT)
+            parts = max(min(pieces_of(waves, len(lengths), heads, sms), chunks // 2), 1)
+            ends = [chunks * i // parts for i in range(parts + 1)]
+            longest = max(ends[i + 1] - ends[i] + min(SHORT, ends[i]) for i in range(parts))
+            cut = [str(len(lengths) * heads * parts), str(longest)]
+        us, floor = warm[n], shown.floors[n]
+        over = "-" if us is None else f"{us / floor:.1f}"
+        lines.append([f"`{name}`", *cut, us_text(floor), us_text(us), over, us_text(slow[n])])
+    head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
+    return {"fused": table(head, lines)}
