@@ -363,10 +363,8 @@ class Cta:
         if value.dtype != bool:
             value = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
         old = self.registers.get(name)
-        if old is None:  # lanes that never wrote it hold what shows: all ones are NaN
-            fresh = np.full(self.n, -1).astype(value.dtype)
-        else:
-            fresh = old.copy()
+        # Lanes that never wrote it hold what shows: all ones are NaN.
+        fresh = np.full(self.n, -1).astype(value.dtype) if old is None else old.copy()
         fresh[mask] = value[mask]
         self.registers[name] = fresh
 

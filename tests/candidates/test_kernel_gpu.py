@@ -237,7 +237,7 @@ def test_views_into_one_allocation_are_served_and_strided_ones_refused():
     assert torch.equal(o, o2)
     assert torch.equal(s, s2)
     fused = torch.cat([inputs["q"], inputs["k"], inputs["v"]], -1)
-    with pytest.raises(ValueError, match="not contiguous.*not served by a split schedule"):
+    with pytest.raises(ValueError, match=r"not contiguous.*not served by a split schedule"):
         kda_prefill(**{**inputs, "q": fused[..., :128]}, schedule=MID)
     with pytest.raises(ValueError, match="cu_seqlens is on cpu"):
         kda_prefill(**{**inputs, "cu_seqlens": inputs["cu_seqlens"].cpu()}, schedule=MID)
