@@ -423,7 +423,7 @@ def test_limits_on_the_command_line_end_a_campaign_and_a_resume_keeps_them(facto
 
 def test_operations_are_listed_with_regimes_and_spaces(factory):
     rows = json.loads(factory("operations", "--json")[1])
-    assert [r["id"] for r in rows] == ["kda_prefill", "toy_scale", "toy_wide"]
+    assert [r["id"] for r in rows] == ["gdn_prefill", "kda_prefill", "toy_scale", "toy_wide"]
     one = json.loads(factory("operations", "toy_scale", "--json")[1])
     assert {r["id"]: r["role"] for r in one["regimes"]}["mild"] == "mild"
     text = factory("operations", "toy_scale")[1]
