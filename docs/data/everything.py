@@ -29,7 +29,7 @@ MEASURED = {
 }
 """Page to the operation whose newest shipped campaign it shows."""
 
-DEFINED = {"docs/operations.md": "kda_prefill"}
+DEFINED = {"docs/operations.md": "kda_prefill", "docs/gdn_prefill.md": "gdn_prefill"}
 """Page to the operation whose tables it has."""
 
 PAGES = (*MEASURED, *DEFINED, "docs/json.md", "docs/commands.md")

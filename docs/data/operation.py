@@ -1,4 +1,4 @@
-"""Tables of docs/operations.md, from the operation itself."""
+"""Tables of the pages about operations, from the operation itself."""
 
 from __future__ import annotations
 
