@@ -69,7 +69,9 @@ MISTAKES = {
 REGIMES = ("production", "production_steep", "mixed_heads")
 HIDDEN = {
     ("mixed_heads", "gate shifted by one token"),  # one gate for all tokens of a head
-    ("production_steep", "initial state of a neighbouring head"),  # forgotten at once
+    # An initial state is forgotten at once: seldom off by more than rounding.
+    ("production_steep", "initial state of a neighbouring head"),
+    ("production_steep", "transposed initial state"),
 }
 
 
@@ -99,3 +101,13 @@ def test_a_dropped_carry_is_rejected_where_much_is_remembered(regime: str) -> No
     got["final_state"] = got["final_state"][1:]
     scopes = failing(got, expected, w, OPERATION.regimes[regime])
     assert {("o", "all"), ("final_state", "all")} <= scopes
+
+
+def test_only_similar_keys_has_tolerances_of_its_own_and_says_why() -> None:
+    own = {r.name: r.tolerances for r in OPERATION.regimes.values() if r.tolerances}
+    assert set(own) == {"similar_keys"}
+    for name, tolerance in own["similar_keys"].items():
+        usual = OPERATION.tolerances[name]
+        assert (tolerance.max_rel, tolerance.rms_rel) > (usual.max_rel, usual.rms_rel)
+        assert "emulat" in tolerance.source
+        assert "emulat" in usual.source
