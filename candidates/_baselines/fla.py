@@ -7,8 +7,9 @@ kernel names prove that it stayed off.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from candidates._base import Baseline, Runnable
 from candidates._baselines.common import Bound, distribution_version, missing_module, no_sm90
@@ -44,12 +45,12 @@ class FlaOperator(Baseline):
 
     name = "fla"
     input_form = "activated"
-    kernels: tuple[str, ...]
-    others_off: Mapping[str, str]
+    kernels: ClassVar[tuple[str, ...]]
+    others_off: ClassVar[Mapping[str, str]]
 
+    @abstractmethod
     def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         """Import the operator."""
-        raise NotImplementedError
 
     def missing(self) -> str | None:
         fix = "pip install flash-linear-attention"

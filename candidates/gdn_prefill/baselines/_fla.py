@@ -6,8 +6,8 @@ declared kernel names prove that it stayed off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from candidates._baselines.fla import COMMON_KERNELS, FlaOperator
 
@@ -24,7 +24,7 @@ class FlashLinearAttention(FlaOperator):
     """
 
     operation = "gdn_prefill"
-    others_off = {"FLA_FLASH_QLA": "0", "FLA_INTRACARD_CP": "0"}  # noqa: RUF012
+    others_off: ClassVar[Mapping[str, str]] = {"FLA_FLASH_QLA": "0", "FLA_INTRACARD_CP": "0"}
     kernels = ("chunk_gated_delta_rule_fwd_kkt_solve_kernel", "chunk_fwd_kernel_o", *COMMON_KERNELS)
 
     def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

@@ -7,8 +7,8 @@ Its autotuner takes about a minute for each new head count on its first call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from candidates._baselines.fla import COMMON_KERNELS, FlaOperator
 
@@ -22,7 +22,7 @@ class FlashLinearAttention(FlaOperator):
     """Adapter of ``fla.ops.kda.chunk_kda``, forward only."""
 
     operation = "kda_prefill"
-    others_off = {"FLA_FLASH_KDA": "0"}  # noqa: RUF012
+    others_off: ClassVar[Mapping[str, str]] = {"FLA_FLASH_KDA": "0"}
     kernels = (
         "chunk_kda_fwd_kernel",
         "kda_gate_chunk_cumsum",
