@@ -1,0 +1,113 @@
+"""Which kernels: the configurations that are compiled in, and what they need of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from candidates.kda_prefill.kernel.config import boundary_words
+from candidates.kda_prefill.kernel.image import ImageLayout, segment_entries, slots, unroll_of
+
+__all__ = ["DEFAULT", "Config", "schedule_of", "workspace"]
+
+_CHOICES = {"bt": (16, 32, 64), "rows": (64, 128), "segments": (1, 2, 4, 8)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one compiled kernel pair is built for; everything else is a run-time value.
+
+    Parameters
+    ----------
+    bt : int
+        Tokens per chunk: 16, 32 or 64.
+    rows : int
+        Value rows per scan CTA: 64 or 128.
+    segments : int
+        Pieces a long sequence is cut into: 1, 2, 4 or 8.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    """
+
+    bt: int
+    rows: int = 64
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or value not in known:
+                raise ValueError(f"{name}={value!r} is not one of {list(known)}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | Config) -> Config:
+        """Make one of named choices; ``form``, if given, is ``split``.
+
+        Raises
+        ------
+        ValueError
+            If a name is unknown, a necessary one is missing, or there is no such kernel.
+        """
+        if isinstance(values, Config):
+            return values
+        chosen = dict(values)
+        if (form := chosen.pop("form", "split")) != "split":
+            raise ValueError(f"schedule has form={form!r}, which is not 'split'")
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(str(name) for name in chosen if name not in known):
+            raise ValueError(f"schedule has no {unknown[0]!r}; it knows {', '.join(sorted(known))}")
+        if "bt" not in chosen:
+            raise ValueError("schedule needs 'bt'")
+        return cls(**chosen)
+
+    @property
+    def unroll(self) -> int:
+        """Chunks per turn of the scan's loop; sequences are padded to whole turns."""
+        return unroll_of(self.bt, self.rows)
+
+
+DEFAULT = Config(32)
+"""What an entry point without a schedule runs.
+
+By the cost model, no measurement yet: a mean over the tuned shapes it is within a tenth of the
+best, and it does not depend on how many sequences and heads there are."""
+
+
+def schedule_of(values: Config | Mapping[str, Any] | None) -> Config:
+    """The configuration that a caller names.
+
+    Parameters
+    ----------
+    values : Config, Mapping or None
+        None is :data:`DEFAULT`; a mapping holds choices of the space.
+
+    Raises
+    ------
+    TypeError
+        If it is nothing of that kind.
+    ValueError
+        If it names something that does not exist.
+    """
+    if values is None:
+        return DEFAULT
+    if not isinstance(values, (Config, Mapping)):
+        raise TypeError(f"schedule must be a Config or a mapping, not {type(values).__name__}")
+    return Config.of(values)
+
+
+def workspace(config: Config, T: int, N: int, HV: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Scratch tensors of one call, as (shape, torch dtype name), in the order of the ABI.
+
+    Bounded by the arguments: images of about ``9 T HV 128`` bytes and one padded turn for each
+    sequence; with more than one segment, 96 KiB at most for each inner boundary and head.
+    """
+    images = (slots(T, N, config.bt, config.unroll), HV, ImageLayout(config.bt).elements)
+    if config.segments == 1:
+        return ((images, "bfloat16"),)
+    entries = segment_entries(T, N, config.bt, config.unroll, config.segments)
+    words = boundary_words(config.segments)
+    return (images, "bfloat16"), ((max(entries, 1), HV, words), "float32")

@@ -1,0 +1,153 @@
+"""The host function that launches PREP and SCAN for sm_90a through TVM-FFI.
+
+The order of arguments of the compiled function, stream omitted (it takes torch's current
+stream of the tensors' device), is the ABI, stated once here in :data:`ABI`.  T, N, H, HV and the
+number of slots are run-time values: one compilation serves every shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+
+from candidates.gdn_prefill.kernel.config import Config
+from candidates.gdn_prefill.kernel.prep import Prep
+from candidates.kda_prefill.kernel.config import boundary_words
+
+# The compiler is not thread-safe: all that is compiled in a process goes through one lock.
+from candidates.kda_prefill.kernel.host import _TYPES as TYPES
+from candidates.kda_prefill.kernel.host import _fake as fake
+from candidates.kda_prefill.kernel.host import bare_function, compile_function
+from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
+from candidates.kda_prefill.kernel.options import PLAIN, Options
+from candidates.kda_prefill.kernel.scan import Scan
+
+__all__ = [
+    "ABI",
+    "GdnPrefill",
+    "bare_function",
+    "call_job",
+    "compile_call",
+    "compile_function",
+    "prep_job",
+    "scan_job",
+]
+
+ABI = (
+    "q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "o", "final_state", "images",
+    "boundaries", "scale",
+)  # fmt: skip
+"""Positional arguments of a compiled call, in the form of its options.
+
+q, k: bf16 ``[T, H, 128]``; v, o: bf16 ``[T, HV, 128]``; g, beta: ``[T, HV]``; cu_seqlens:
+``[N + 1]``; states: ``[N, HV, 128, 128]``, the initial one None where none was compiled in, the
+final one where it is not wanted; images: bf16 ``[slots, HV, image elements]``; boundaries: fp32
+``[entries, HV, words]``, None with one segment; scale: a Python float.
+"""
+
+
+class GdnPrefill:
+    """PREP and SCAN of one configuration behind one host function."""
+
+    def __init__(self, config: Config, options: Options = PLAIN) -> None:
+        self.prep = Prep(config.bt, config.unroll, options)
+        self.scan = Scan(config.bt, config.rows, config.segments)
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        S0: cute.Tensor | None,
+        O: cute.Tensor,
+        S: cute.Tensor | None,
+        X: cute.Tensor,
+        boundaries: cute.Tensor | None,
+        scale: cutlass.Float32,
+        stream: CUstream,
+    ):
+        self.prep(Q, K, V, G, B, CU, O, X, scale, stream)
+        if cutlass.const_expr(boundaries is None):
+            self.scan(X, CU, S0, O, S, None, stream)
+        else:
+            self.scan(X, CU, S0, O, S, (boundaries,), stream)
+
+
+class _Arguments:
+    """Fake tensors of one compilation: equal symbols are equal sizes, checked at each call."""
+
+    def __init__(self, config: Config, with_state: bool, options: Options) -> None:
+        T, N, H, HV = (cute.sym_int() for _ in range(4))
+        self.Q, self.K = (fake(cutlass.BFloat16, (T, H, HEAD)) for _ in range(2))
+        self.V, self.O = (fake(cutlass.BFloat16, (T, HV, HEAD)) for _ in range(2))
+        self.G, self.B = (
+            fake(TYPES[name], (T, HV), align=TYPES[name].width // 8)
+            for name in (options.gate_dtype, options.beta_dtype)
+        )
+        offsets = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
+        self.CU = fake(offsets, (cute.sym_int(),), align=offsets.width // 8)
+        state = (N, HV, HEAD, HEAD)
+        self.S0 = fake(TYPES[options.initial_state], state) if with_state else None
+        self.S = None
+        if options.final_state is not None:
+            self.S = fake(TYPES[options.final_state], state)
+        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
+        images = (cute.sym_int(), HV, ImageLayout(config.bt).elements)
+        self.X = fake(cutlass.BFloat16, images, align=128)
+        self.boundaries = None
+        if config.segments > 1:
+            entries = (cute.sym_int(), HV, boundary_words(config.segments))
+            self.boundaries = fake(cutlass.Float32, entries, align=128)
+        self.scale = cutlass.Float32(1.0)
+        self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, ...]]:
+    """PREP alone, with the arguments to compile it."""
+    a = _Arguments(config, True, options)
+    return Prep(config.bt, config.unroll, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.stream,
+    )  # fmt: skip
+
+
+def scan_job(
+    config: Config, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
+    """SCAN alone, with the arguments to compile it."""
+    a = _Arguments(config, with_state, options)
+    boundaries = None if a.boundaries is None else (a.boundaries,)
+    return Scan(config.bt, config.rows, config.segments), (
+        a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream,
+    )  # fmt: skip
+
+
+def call_job(
+    config: Config, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
+    """The one call that is launched, with the arguments to compile it: all kernels in it."""
+    a = _Arguments(config, with_state, options)
+    return GdnPrefill(config, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
+    )  # fmt: skip
+
+
+def compile_call(
+    config: Config, with_state: bool, options: Options = PLAIN
+) -> Callable[..., None]:
+    """Compile a configuration into one call; see :data:`ABI`.
+
+    Raises
+    ------
+    NoFunctionError
+        If the DSL returned something else than a TVM-FFI function.
+    """
+    compiled, _ = compile_function(*call_job(config, with_state, options))
+    return bare_function(compiled)

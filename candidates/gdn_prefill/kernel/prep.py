@@ -1,0 +1,348 @@
+"""PREP for gates of one number a token: what of a chunk does not depend on the state, for sm_90a.
+
+One CTA takes one chunk of one value head and leaves its image, in the form that KDA's PREP leaves
+(:mod:`candidates.kda_prefill.kernel.image`), for the same scan.  With b the inclusive cumulative
+gate of the chunk, one number for each token, the decay leaves the sum over channels:
+
+    Akk_ij = (k_i . k_j) e^(b_i - b_j)      Aqk_ij = (q_i . k_j) e^(b_i - b_j)
+
+So scores are plain products of the rows as they come, and each is then multiplied by an
+exponential of its own in fp32, whose exponent is at most 0 on and below the diagonal: right for
+every gate, without an anchor, and for 64 tokens as for 16.  Khat, Qhat and Kbar are rows times one
+factor each.
+
+q, k and v are fetched by cp.async into the places of Qhat, W and U, and scaled or multiplied in
+place.  The inverse is KDA's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import memory
+
+from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.options import LOWEST_BOUND, PLAIN, Options
+from candidates.kda_prefill.kernel.prep import Prep as KdaPrep
+from candidates.kda_prefill.kernel.prep_inverse import invert
+from candidates.kda_prefill.kernel.prep_plan import (
+    HALF,
+    LOWER_BYTES,
+    LOWER_PITCH,
+    TILE,
+    twist,
+)
+
+__all__ = ["Prep"]
+
+F32, I32, I64 = op.F32, op.I32, op.I64
+LOG2E = math.log2(math.e)
+
+
+class Prep:
+    """The PREP kernel of one schedule, compiled once for every T, N, H and HV.
+
+    Parameters
+    ----------
+    bt : int
+        Tokens per chunk: 16, 32 or 64.
+    unroll : int, optional
+        Chunks per turn of the scan's loop; sequences are padded to a multiple of it.
+    options : Options, optional
+        The form of gates, write strengths and offsets.
+
+    Attributes
+    ----------
+    threads, smem_bytes : int
+        Per CTA.
+    """
+
+    # Of the chunk's place, of V and of W and U nothing knows the gate.
+    find_place = KdaPrep.find_place
+    fetch_values = KdaPrep.fetch_values
+    apply_inverse = KdaPrep.apply_inverse
+
+    def __init__(self, bt: int, unroll: int = 1, options: Options = PLAIN) -> None:
+        self.plan = Plan(bt)
+        self.bt, self.unroll, self.layout = bt, unroll, self.plan.layout
+        self.threads, self.smem_bytes = self.plan.threads, self.plan.smem_bytes
+        self.name = f"gdn_prep_{bt}{options.suffix}"
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        O: cute.Tensor,
+        X: cute.Tensor,
+        scale: cutlass.Float32,
+        stream: CUstream,
+    ):
+        """Launch on ``stream``.
+
+        Parameters
+        ----------
+        Q, K : Tensor
+            ``[T, H, 128]`` bf16, compact.
+        V : Tensor
+            ``[T, HV, 128]`` bf16, compact; HV is a multiple of H.
+        G : Tensor
+            ``[T, HV]``: log gates.
+        B : Tensor
+            ``[T, HV]``: write strengths.
+        CU : Tensor
+            ``[N + 1]``, any content.
+        O : Tensor
+            ``[T, HV, 128]`` bf16: rows that no sequence covers are cleared, no other is touched.
+        X : Tensor
+            ``[slots, HV, elements]`` bf16: the images, written.
+        scale : Float32
+        stream : CUstream
+        """
+        self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
+        # Value heads run fastest: neighbouring CTAs read neighbouring memory, and those of one key
+        # head the same rows of q and k.  One more slot than there are, if there are none, because
+        # rows outside of all sequences still count.
+        self.kernel(Q, K, V, G, B, CU, O, X, scale, V.shape[1] // Q.shape[1]).launch(
+            grid=(max(X.shape[0], 1) * V.shape[1], 1, 1),
+            block=(self.threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=self.plan.blocks_per_sm,
+            preferred_smem_carveout=100,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        O: cute.Tensor,
+        X: cute.Tensor,
+        scale: cutlass.Float32,
+        group: cutlass.Int32,
+    ):
+        plan, layout, bt = self.plan, self.layout, self.bt
+        tid = cute.arch.thread_idx()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane = cute.arch.lane_idx()
+        smem = memory.SmemAllocator()
+        base = smem.allocate_array(cutlass.Int8, plan.smem_bytes, byte_alignment=1024).toint()
+
+        H, HV = Q.shape[1], V.shape[1]
+        if warp == 0:
+            self.find_place(CU, O, V.shape[0], HV, base, lane)
+        cute.arch.sync_threads()
+        # Row r of the chunk is token `start` + r; those from `rows` on are beyond the end.
+        start, rows, slot, head = op.load_i32x4(base, plan.off_place)
+        if rows >= 0:
+            first = (I64(start) * H + head // group) * HEAD  # element of row 0, channel 0
+            self.fetch_rows(Q, base + layout.off_q, tid, first, H, rows)
+            self.fetch_rows(K, base, tid, first, H, rows)
+            cute.arch.cp_async_commit_group()
+            self.fetch_values(V, base, tid, (I64(start) * HV + head) * HEAD, HV, rows)
+            if warp == 0:
+                self.gates(G, B, base, start, rows, head, lane)
+            if cutlass.const_expr(plan.tiles > 1):  # Aqk is 0 above its diagonal blocks
+                if tid < bt * bt // 8:
+                    op.store_zero16(base + tid * 16, layout.off_a)
+            pad = layout.common - layout.off_e - 4 * HEAD
+            if cutlass.const_expr(pad > 0):
+                if tid < pad // 16:
+                    op.store_zero16(base + tid * 16, layout.off_e + 4 * HEAD)
+            cute.arch.cp_async_wait_group(1)
+            cute.arch.sync_threads()
+
+            for jobs in plan.rounds:
+                if warp < len(jobs):
+                    tiles = self.multiply(jobs, base, warp, lane)
+                    self.finish(jobs, tiles, base, warp, lane, scale)
+            cute.arch.sync_threads()
+            self.write_scaled(base, tid, scale)
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_threads()
+
+            target = X.iterator.toint() + (I64(slot) * HV + head) * layout.image
+            if warp == plan.warps - 1:  # what is ready leaves while X is computed
+                with cute.arch.elect_one():
+                    for off, size in (
+                        (layout.off_q, bt * HALF),
+                        (layout.off_q + layout.block_q, bt * HALF),
+                        (layout.off_k, layout.common - layout.off_k),
+                    ):
+                        op.store_bulk(target + off, base + off, size)
+                    cute.arch.cp_async_bulk_commit_group()
+            invert(plan, base, warp, lane)
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()
+            self.apply_inverse(base, warp, lane)
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_threads()
+            if warp == plan.warps - 1:
+                with cute.arch.elect_one():
+                    for off, size in (
+                        (0, bt * HALF),
+                        (layout.block_q, bt * HALF),
+                        (layout.common, 2 * bt * HALF),
+                    ):
+                        op.store_bulk(target + off, base + off, size)
+                    cute.arch.cp_async_bulk_commit_group()
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    # ------------------------------------------------------------------------- input rows
+
+    def pieces(self, tid):
+        """Of the thread's 16-byte pieces of a [BT, 128] part: row, piece, and offset of the row's
+        64 channels in the swizzle, apart from the half."""
+        for i in range(TILE * self.bt // self.threads):
+            piece = tid + i * self.threads
+            row, p = piece // 16, piece % 16
+            yield row, p, row * HALF + ((p % 8) ^ (row % 8)) * 16
+
+    def fetch_rows(self, tensor, place, tid, first, H, rows):
+        """Rows of q or of k into the rows of -W over Qhat at ``place``; 0 beyond the end."""
+        source = tensor.iterator.toint() + first * 2
+        for row, p, at in self.pieces(tid):
+            op.copy16_async(
+                place + (p // 8 * self.layout.block_q + at),
+                op.mad_wide(row, H * (2 * HEAD), source + I64(p * 16)),
+                op.select(row < rows, I32(16), I32(0)),
+            )
+
+    @cute.jit
+    def gates(self, G, B, base, start, rows, head, lane):
+        """One warp: beta, the cumulative gate and its exponentials, and the chunk's decay."""
+        plan = self.plan
+        per = max(plan.bt // 32, 1)
+        beta, total = [F32(0.0)] * per, F32(0.0)
+        sums = [F32(0.0)] * per
+        for i in cutlass.range_constexpr(per):
+            row = lane * per + i
+            gate = F32(0.0)
+            if row < rows:
+                gate = F32(G[start + row, head])
+                beta[i] = F32(B[start + row, head])
+            # Minus infinity is no number to take differences of; e^LOWEST_BOUND is 0 in fp32.
+            total = op.fma(cute.arch.fmax(gate, LOWEST_BOUND), F32(LOG2E), total)
+            sums[i] = total
+        before = total  # inclusive over lanes, then without the lane's own
+        for d in (1, 2, 4, 8, 16):
+            below = cute.arch.shuffle_sync_up(before, offset=d, mask_and_clamp=0)
+            if lane >= d:
+                before = before + below
+        end = cute.arch.shuffle_sync(before, offset=31)
+        before = cute.arch.shuffle_sync_up(before, offset=1, mask_and_clamp=0)
+        if lane == 0:
+            before = F32(0.0)
+        for i in cutlass.range_constexpr(per):
+            row = lane * per + i
+            if row < plan.bt:
+                b, at = before + sums[i], base + row * 4
+                op.store_f32(at, beta[i], plan.off_beta)
+                op.store_f32(at, b, plan.off_sum)
+                op.store_f32(at, op.exp2(b), plan.off_into)
+                op.store_f32(at, op.exp2(cute.arch.fmin(end - b, F32(0.0))), plan.off_onto)
+        decay = op.exp2(end)  # one for all channels, whose order so does not matter
+        op.store_f32x4(base + lane * 16, [decay] * 4, self.layout.off_e)
+
+    # ----------------------------------------------------------------------------- scores
+
+    def multiply(self, jobs, base, warp, lane):
+        """This warp's tile of ``jobs``, rows times columns over 128 channels: one accumulator
+        for each 8 columns."""
+        layout, plan = self.layout, self.plan
+        query, row = (op.table([getattr(j, n) for j in jobs], warp) for n in ("query", "row"))
+        col = op.table([j.col for j in jobs], warp)
+        a = base + query * layout.off_q + row * (TILE * HALF)
+        a = a + lane % 16 * HALF + (((lane // 16) ^ (lane % 8)) << 4)
+        b = base + col * (TILE * HALF)
+        if plan.wide:
+            b = b + (lane // 16 * 8 + lane % 8) * HALF + (((lane // 8 % 2) ^ (lane % 8)) << 4)
+        else:
+            half = op.table([j.half for j in jobs], warp)
+            b = b + (half * 8 + lane % 8) * HALF + (((lane // 8) ^ (lane % 8)) << 4)
+        acc = [op.zeros(), op.zeros()]
+        for channels in range(0, HEAD, 16):
+            # Exchanging pieces of a row flips bits of the address: nothing is added.
+            far, at = channels // 64 * layout.block_q, channels % 64 * 2
+            rows = op.ldmatrix(a ^ at, far)
+            if plan.wide:
+                cols = op.ldmatrix(b ^ at, far)
+                acc = [op.mma(acc[i], rows, cols[2 * i : 2 * i + 2]) for i in range(2)]
+            else:  # two chains hide half of the latency
+                i = channels // 16 % 2
+                if i == 0:
+                    cols = op.ldmatrix(b ^ at, far)
+                acc[i] = op.mma(acc[i], rows, cols[2 * i : 2 * i + 2])
+        return acc if plan.wide else [[x + y for x, y in zip(*acc, strict=True)]]
+
+    @cute.jit
+    def finish(self, jobs, tiles, base, warp, lane, scale):
+        """Decay, and beta or the scale, in fp32; L to fp32, Aqk to the image.
+
+        What is above the diagonal is replaced by a select; its exponents, which would be positive,
+        are never formed.
+        """
+        layout, plan = self.layout, self.plan
+        query = op.table([j.query for j in jobs], warp)
+        row = op.table([j.row for j in jobs], warp) * TILE + lane // 4
+        first = op.table([2 * j.col + j.half for j in jobs], warp) * 8 + lane % 4 * 2
+        ends = [
+            op.load_f32x2(base + first * 4, plan.off_sum + 32 * half) for half in range(len(tiles))
+        ]
+        for i in cutlass.range_constexpr(2):
+            r = row + 8 * i
+            b = op.load_f32(base + r * 4, plan.off_sum)
+            beta = op.load_f32(base + r * 4, plan.off_beta)
+            by = op.select(query > 0, scale, beta)
+            block = row // TILE * (row // TILE + 1) // 2 + first // TILE
+            lower = base + block * LOWER_BYTES + (r % TILE * LOWER_PITCH + first % TILE) * 4
+            for half in cutlass.range_constexpr(len(tiles)):
+                col = first + 8 * half
+                pair = [
+                    tiles[half][2 * i + j]
+                    * op.exp2(cute.arch.fmin(b - ends[half][j], F32(0.0)))
+                    * by
+                    for j in range(2)
+                ]
+                if query > 0:  # a token reads what it wrote: the diagonal counts
+                    x, y = (op.select(col + j <= r, pair[j], F32(0.0)) for j in range(2))
+                    piece = (col // 8) ^ twist(plan.bt, r)
+                    op.store32(
+                        base + r * (2 * plan.bt) + piece * 16 + col % 8 * 2,
+                        op.pack(x, y),
+                        layout.off_a,
+                    )
+                else:
+                    x, y = (op.select(col + j < r, pair[j], F32(0.0)) for j in range(2))
+                    op.store_f32x2(lower, x, y, plan.off_l + 32 * half)
+
+    # ---------------------------------------------------------------------------- operands
+
+    def write_scaled(self, base, tid, scale):
+        """Khat and Qhat over the rows of k and q, and Kbar."""
+        plan, layout = self.plan, self.layout
+        for row, p, at in self.pieces(tid):
+            wide = base + (p // 8 * layout.block_q + at)
+            narrow = base + (p // 8 * (self.bt * HALF) + at)
+            into, onto = (op.load_f32(base + row * 4, x) for x in (plan.off_into, plan.off_onto))
+            keys = [op.unpack(x) for x in op.load_i32x4(wide)]
+            queries = [op.unpack(x) for x in op.load_i32x4(wide, layout.off_q)]
+            for pairs, by, place, off in (
+                (keys, into, wide, 0),
+                (queries, into * scale, wide, layout.off_q),
+                (keys, onto, narrow, layout.off_k),
+            ):
+                op.store_i32x4(place, [op.pack(x * by, y * by) for x, y in pairs], off)

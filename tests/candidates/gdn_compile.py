@@ -1,0 +1,235 @@
+"""Compile GDN's split kernels and run them on the CPU, for the tests that interpret them."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import struct
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from ptx_interpreter import Cta, Memory, Part, Program
+
+from candidates.gdn_prefill.kernel.config import Config, workspace
+from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
+from candidates.kda_prefill.kernel.options import PLAIN, Options
+from candidates.kda_prefill.kernel.toolchain import require_dsl
+
+STATE = HEAD * HEAD
+
+_WAIT = re.compile(
+    r"LAB_WAIT:\s*mbarrier\.try_wait\.parity\.shared\.b64 P1, (\[.*?\], \S+), \d+;"
+    r"\s*@P1 bra\.uni DONE;\s*bra\.uni\s+LAB_WAIT;\s*DONE:"
+)
+"""How the DSL's pipelines wait; the interpreter's own word for it is ``wait``."""
+
+
+@functools.cache
+def compiled_call(config: Config, with_state: bool, options: Options = PLAIN) -> Any:
+    """PTX and dynamic shared memory by kernel, in launch order, of one configuration."""
+    require_dsl()
+    from cutlass import cute
+
+    from candidates.gdn_prefill.kernel import host
+    from candidates.kda_prefill.kernel.resources import dynamic_smem
+
+    job, arguments = host.call_job(config, with_state, options)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
+        function = cute.compile(job, *arguments, options=flags)
+        ptx = _WAIT.sub(r"wait \1;", function.__ptx__)
+        return ptx, dynamic_smem(str(function.ir_module))
+
+
+def _swizzled(byte: np.ndarray, mask: int) -> np.ndarray:
+    """Rows of 128 bytes (``mask`` 7), 64 (3) or 32 (1) in the copy engine's swizzle."""
+    return byte ^ ((byte >> 7 & mask) << 4)
+
+
+def _along_channels(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+    return _swizzled(first + n * 128 + k * 2, 7)
+
+
+def _channels_as_columns(tokens: int) -> Any:
+    return lambda first, k, n: _swizzled(
+        first + n // 64 * (tokens * 128) + k * 128 + n % 64 * 2, 7
+    )
+
+
+def scan_parts(bt: int) -> dict[int, Part]:
+    """Where the scan's products find their operands in a stage, by number of columns."""
+    layout = ImageLayout(bt)
+
+    def rows(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+        if first < layout.off_k:  # W, or Qhat, or both
+            return _along_channels(first, k, n)
+        assert first >= layout.off_a
+        return _swizzled(first + n * 2 * bt + k * 2, bt // 8 - 1)
+
+    parts = {bt: Part(0, layout.off_e, rows)}
+    if bt == 16:
+        parts[32] = Part(0, layout.off_k, rows)
+    return parts | {128: Part(layout.off_k, layout.off_a, _channels_as_columns(bt))}
+
+
+def pass_parts(bt: int) -> dict[int, Part]:
+    """The same for pass 1, whose stage is W, Kbar, decay and U."""
+    size = 2 * bt * HEAD
+    return {
+        bt: Part(0, size, _along_channels),
+        128: Part(size, size, _channels_as_columns(bt)),
+    }
+
+
+def carry_parts(segments: int) -> dict[int, Part]:
+    """The same for the carry, in all of its shared memory: maps alone."""
+    return {128: Part(0, (segments - 2) * 2 * STATE, _channels_as_columns(HEAD))}
+
+
+class Call:
+    """One call on the CPU: its tensors in the interpreter's memory.
+
+    Parameters
+    ----------
+    config : Config
+    inputs : Mapping
+        As the operation generates them, in the form of ``options``.
+    offsets : list of int, optional
+        Passed instead of the inputs' own.
+    options : Options
+    order : int, optional
+        Seed of a random order of warps.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: Mapping[str, Any],
+        offsets: list[int] | None = None,
+        options: Options = PLAIN,
+        order: int | None = None,
+    ) -> None:
+        self.config, self.options, self.memory = config, options, Memory()
+        self.order = None if order is None else random.Random(order)
+        state = inputs["initial_state"]
+        self.ptx, self.smem = compiled_call(config, state is not None, options)
+        T, HV, _ = inputs["v"].shape
+        raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
+        self.T, self.N, self.HV = T, len(raw) - 1, HV
+        self.scale = struct.pack("<f", inputs["scale"])
+        self.group = struct.pack("<i", HV // inputs["q"].shape[1])
+        self.given = {name: self.tensor(inputs[name]) for name in ("q", "k", "v", "g", "beta")}
+        kind = torch.int64 if options.offsets == "int64" else torch.int32
+        self.cu = self.tensor(torch.tensor(raw, dtype=kind))
+        self.state = None if state is None else self.tensor(state)
+        # Whatever is not written stays NaN, and scratch is NaN where nothing was written.
+        self.o = torch.full((T, HV, HEAD), torch.nan, dtype=torch.bfloat16)
+        self.final = None
+        if options.final_state is not None:
+            dtype = getattr(torch, options.final_state)
+            self.final = torch.full((self.N, HV, HEAD, HEAD), torch.nan, dtype=dtype)
+        self.scratch = [
+            torch.full(shape, torch.nan, dtype=getattr(torch, name))
+            for shape, name in workspace(config, T, self.N, HV)
+        ]
+        self.written = [self.tensor(x) for x in (self.o, *self.scratch)]
+
+    def tensor(self, x: torch.Tensor) -> bytes:
+        """A contiguous tensor as a kernel is given it; what the kernel writes is seen in ``x``."""
+        assert x.is_contiguous()
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+        channels = {3: 1, 4: 2}.get(x.dim(), 0)
+        shape = x.shape[: x.dim() - channels]
+        strides = [s for s in x.stride()[: len(shape)] if s != 1]
+        strides = strides[: len(shape) - (channels > 0)] if len(shape) > 1 else []
+        data = struct.pack("<Q", self.memory.add(x.view(bits).numpy()))
+        data += struct.pack(f"<{len(shape)}i", *shape)
+        data += bytes(-len(data) % 8)
+        return data + struct.pack(f"<{len(shape) - 1}q", *x.stride()[: len(shape) - 1])
+
+    def kernel(
+        self,
+        name: str,
+        parameters: list[bytes],
+        grid: tuple[int, int],
+        stage: int | None = None,
+        parts: dict[int, Part] | None = None,
+    ) -> None:
+        program = Program(self.ptx, name)
+        size = next(bytes_ for kernel, bytes_ in self.smem.items() if kernel.startswith(name))
+        for y in range(grid[1]):
+            for x in range(grid[0]):
+                cta = Cta(
+                    program, self.memory, parameters, x, grid[0], size, stage or size,
+                    parts or {}, self.order,
+                )  # fmt: skip
+                cta.registers["%ctaid.y"] = np.full(cta.n, y, np.uint32)
+                cta.registers["%cluster_ctarank"] = np.zeros(cta.n, np.uint32)
+                cta.run()
+
+    def prep(self) -> torch.Tensor:
+        """Images ``[slots, HV, elements]``."""
+        o, images = self.written[:2]
+        given = [self.given[name] for name in ("q", "k", "v", "g", "beta")]
+        slots = self.scratch[0].shape[0]
+        self.kernel(
+            "gdn_prep_",
+            [*given, self.cu, o, images, self.scale, self.group],
+            (max(slots, 1) * self.HV, 1),
+        )
+        return self.scratch[0]
+
+    def scan(self) -> None:
+        """Every kernel behind PREP."""
+        config, flag = self.config, b"\0"
+        o, images, *boundaries = self.written
+        state = [] if self.state is None else [self.state]
+        final = [] if self.final is None else [self.tensor(self.final)]
+        layout, split = ImageLayout(config.bt), HEAD // config.rows
+        size = [struct.pack("<i", x) for x in (self.T, self.N)]
+        if config.segments > 1:
+            stage = 4 * config.bt * HEAD + 1024 + 2 * config.bt * config.rows
+            self.kernel(
+                "kda_pass1_",
+                [images, self.cu, *state, *boundaries, *size, flag, flag],
+                (split * (2 * config.segments - 3) * self.N, self.HV),
+                stage,
+                pass_parts(config.bt),
+            )
+        if config.segments > 2:
+            self.kernel(
+                "kda_carry_",
+                [self.cu, *boundaries, *size, flag],
+                (2 * self.N, self.HV),
+                None,
+                carry_parts(config.segments),
+            )
+        self.kernel(
+            "kda_scan_",
+            [images, self.cu, *state, o, *final, *boundaries, flag, flag, flag, flag],
+            (split * config.segments * self.N, self.HV),
+            layout.common + 2 * config.bt * config.rows,
+            scan_parts(config.bt),
+        )
+
+
+def run_prep(config: Config, inputs: Mapping[str, Any], **more: Any) -> tuple[torch.Tensor, Any]:
+    """Images that PREP leaves, and the outputs as it leaves them."""
+    call = Call(config, inputs, **more)
+    assert call.prep().data_ptr() == call.scratch[0].data_ptr()
+    assert Plan(config.bt).smem_bytes == next(iter(call.smem.values()))
+    return call.scratch[0], call.o
+
+
+def run_call(config: Config, inputs: Mapping[str, Any], **more: Any) -> dict[str, torch.Tensor]:
+    """What the compiled call returns for inputs on the CPU."""
+    call = Call(config, inputs, **more)
+    call.prep()
+    call.scan()
+    out = {"o": call.o}
+    return out if call.final is None else {**out, "final_state": call.final}
