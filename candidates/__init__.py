@@ -42,7 +42,10 @@ __all__ = [
 
 _ENTRY_POINTS = "kernel_factory.families"
 _BASELINES = "kernel_factory.baselines"
-_SHIPPED = {"kda_prefill": "candidates.kda_prefill"}
+_SHIPPED = {
+    "kda_prefill": "candidates.kda_prefill",
+    "gdn_prefill": "candidates.gdn_prefill",
+}
 
 
 class UnknownFamilyError(LookupError):

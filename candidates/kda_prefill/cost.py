@@ -35,7 +35,7 @@ from candidates.kda_prefill.space import (
 if TYPE_CHECKING:
     from operations import Workload
 
-__all__ = ["H200", "Constants", "kernel_us", "modelled_us"]
+__all__ = ["H200", "Constants", "kernel_us", "modelled_us", "scan_us"]
 
 _SM_THREADS = 2048
 """Threads that may be resident on an SM."""
@@ -190,7 +190,7 @@ def kernel_us(
         return out
     view = KdaSchedule.of(schedule)
     times = {"kda_prep": _prep(view, heads, lengths, constants)}
-    times.update(_scan(view, heads, lengths, constants))
+    times.update(scan_us(view, heads, lengths, constants))
     return times
 
 
@@ -279,7 +279,7 @@ def _makespan(durations: Iterable[float], sms: int) -> float:
     return max(busy, default=0.0)
 
 
-def _scan(
+def scan_us(
     view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Constants
 ) -> dict[str, float]:
     """Times of the scan's kernels: one pass, or pass 1, carry and replay."""

@@ -56,9 +56,7 @@ def _along_channels(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def _channels_as_columns(tokens: int) -> Any:
-    return lambda first, k, n: _swizzled(
-        first + n // 64 * (tokens * 128) + k * 128 + n % 64 * 2, 7
-    )
+    return lambda first, k, n: _swizzled(first + n // 64 * (tokens * 128) + k * 128 + n % 64 * 2, 7)
 
 
 def scan_parts(bt: int) -> dict[int, Part]:

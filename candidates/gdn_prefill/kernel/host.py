@@ -39,14 +39,15 @@ __all__ = [
 
 ABI = (
     "q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "o", "final_state", "images",
-    "boundaries", "scale",
+    "boundaries", "scale", "A_log", "dt_bias",
 )  # fmt: skip
 """Positional arguments of a compiled call, in the form of its options.
 
 q, k: bf16 ``[T, H, 128]``; v, o: bf16 ``[T, HV, 128]``; g, beta: ``[T, HV]``; cu_seqlens:
 ``[N + 1]``; states: ``[N, HV, 128, 128]``, the initial one None where none was compiled in, the
 final one where it is not wanted; images: bf16 ``[slots, HV, image elements]``; boundaries: fp32
-``[entries, HV, words]``, None with one segment; scale: a Python float.
+``[entries, HV, words]``, None with one segment; scale: a Python float; A_log: fp32 ``[HV]``;
+dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 """
 
 
@@ -72,9 +73,11 @@ class GdnPrefill:
         X: cute.Tensor,
         boundaries: cute.Tensor | None,
         scale: cutlass.Float32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
         stream: CUstream,
     ):
-        self.prep(Q, K, V, G, B, CU, O, X, scale, stream)
+        self.prep(Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, stream)
         if cutlass.const_expr(boundaries is None):
             self.scan(X, CU, S0, O, S, None, stream)
         else:
@@ -107,6 +110,8 @@ class _Arguments:
             entries = (cute.sym_int(), HV, boundary_words(config.segments))
             self.boundaries = fake(cutlass.Float32, entries, align=128)
         self.scale = cutlass.Float32(1.0)
+        self.A_log = fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
+        self.dt_bias = fake(cutlass.Float32, (HV, 1), align=4) if options.bias else None
         self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
@@ -114,7 +119,7 @@ def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, 
     """PREP alone, with the arguments to compile it."""
     a = _Arguments(config, True, options)
     return Prep(config.bt, config.unroll, options), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.stream,
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.A_log, a.dt_bias, a.stream,
     )  # fmt: skip
 
 
@@ -135,13 +140,12 @@ def call_job(
     """The one call that is launched, with the arguments to compile it: all kernels in it."""
     a = _Arguments(config, with_state, options)
     return GdnPrefill(config, options), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.stream,
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.A_log,
+        a.dt_bias, a.stream,
     )  # fmt: skip
 
 
-def compile_call(
-    config: Config, with_state: bool, options: Options = PLAIN
-) -> Callable[..., None]:
+def compile_call(config: Config, with_state: bool, options: Options = PLAIN) -> Callable[..., None]:
     """Compile a configuration into one call; see :data:`ABI`.
 
     Raises

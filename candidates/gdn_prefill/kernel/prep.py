@@ -18,6 +18,7 @@ place.  The inverse is KDA's.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -25,9 +26,11 @@ from cuda.bindings.driver import CUstream
 from cutlass import memory
 
 from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Activation, Gates
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import LOWEST_BOUND, PLAIN, Options
+from candidates.kda_prefill.kernel.options import L2NORM_EPS, PLAIN, Options
 from candidates.kda_prefill.kernel.prep import Prep as KdaPrep
 from candidates.kda_prefill.kernel.prep_inverse import invert
 from candidates.kda_prefill.kernel.prep_plan import (
@@ -41,10 +44,9 @@ from candidates.kda_prefill.kernel.prep_plan import (
 __all__ = ["Prep"]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
-LOG2E = math.log2(math.e)
 
 
-class Prep:
+class Prep(Activation):
     """The PREP kernel of one schedule, compiled once for every T, N, H and HV.
 
     Parameters
@@ -54,7 +56,7 @@ class Prep:
     unroll : int, optional
         Chunks per turn of the scan's loop; sequences are padded to a multiple of it.
     options : Options, optional
-        The form of gates, write strengths and offsets.
+        The form of gates, write strengths, queries, keys and offsets.
 
     Attributes
     ----------
@@ -63,12 +65,12 @@ class Prep:
     """
 
     # Of the chunk's place, of V and of W and U nothing knows the gate.
-    find_place = KdaPrep.find_place
-    fetch_values = KdaPrep.fetch_values
-    apply_inverse = KdaPrep.apply_inverse
+    find_place: Any = KdaPrep.find_place
+    fetch_values: Any = KdaPrep.fetch_values
+    apply_inverse: Any = KdaPrep.apply_inverse
 
     def __init__(self, bt: int, unroll: int = 1, options: Options = PLAIN) -> None:
-        self.plan = Plan(bt)
+        self.options, self.plan = options, Plan(bt)
         self.bt, self.unroll, self.layout = bt, unroll, self.plan.layout
         self.threads, self.smem_bytes = self.plan.threads, self.plan.smem_bytes
         self.name = f"gdn_prep_{bt}{options.suffix}"
@@ -85,6 +87,8 @@ class Prep:
         O: cute.Tensor,
         X: cute.Tensor,
         scale: cutlass.Float32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
         stream: CUstream,
     ):
         """Launch on ``stream``.
@@ -96,9 +100,9 @@ class Prep:
         V : Tensor
             ``[T, HV, 128]`` bf16, compact; HV is a multiple of H.
         G : Tensor
-            ``[T, HV]``: log gates.
+            ``[T, HV]``: log gates, or what they are made of.
         B : Tensor
-            ``[T, HV]``: write strengths.
+            ``[T, HV]``: write strengths, or their logits.
         CU : Tensor
             ``[N + 1]``, any content.
         O : Tensor
@@ -106,13 +110,16 @@ class Prep:
         X : Tensor
             ``[slots, HV, elements]`` bf16: the images, written.
         scale : Float32
+        A_log, dt_bias : Tensor or None
+            Of the gate's activation: fp32 ``[HV]`` and ``[HV, 1]``.
         stream : CUstream
         """
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         # Value heads run fastest: neighbouring CTAs read neighbouring memory, and those of one key
         # head the same rows of q and k.  One more slot than there are, if there are none, because
         # rows outside of all sequences still count.
-        self.kernel(Q, K, V, G, B, CU, O, X, scale, V.shape[1] // Q.shape[1]).launch(
+        group = V.shape[1] // Q.shape[1]
+        self.kernel(Q, K, V, G, B, CU, O, X, scale, group, A_log, dt_bias).launch(
             grid=(max(X.shape[0], 1) * V.shape[1], 1, 1),
             block=(self.threads, 1, 1),
             stream=stream,
@@ -133,7 +140,10 @@ class Prep:
         X: cute.Tensor,
         scale: cutlass.Float32,
         group: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
     ):
+        G = Gates(G, A_log, dt_bias, None)
         plan, layout, bt = self.plan, self.layout, self.bt
         tid = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -163,6 +173,8 @@ class Prep:
                 if tid < pad // 16:
                     op.store_zero16(base + tid * 16, layout.off_e + 4 * HEAD)
             cute.arch.cp_async_wait_group(1)
+            if cutlass.const_expr(self.options.l2norm):
+                self.norms(base, tid)  # of pieces that the thread fetched itself: no barrier
             cute.arch.sync_threads()
 
             for jobs in plan.rounds:
@@ -226,17 +238,17 @@ class Prep:
         """One warp: beta, the cumulative gate and its exponentials, and the chunk's decay."""
         plan = self.plan
         per = max(plan.bt // 32, 1)
-        beta, total = [F32(0.0)] * per, F32(0.0)
-        sums = [F32(0.0)] * per
+        active = self.gate_constants(G, head, 0, 1)
+        total, sums, strengths = [F32(0.0)], [F32(0.0)] * per, [F32(0.0)] * per
         for i in cutlass.range_constexpr(per):
             row = lane * per + i
-            gate = F32(0.0)
+            gate, beta = F32(-math.inf if self.options.raw_gate else 0.0), self.no_strength
             if row < rows:
-                gate = F32(G[start + row, head])
-                beta[i] = F32(B[start + row, head])
-            # Minus infinity is no number to take differences of; e^LOWEST_BOUND is 0 in fp32.
-            total = op.fma(cute.arch.fmax(gate, LOWEST_BOUND), F32(LOG2E), total)
-            sums[i] = total
+                gate = F32(G.g[start + row, head])
+                beta = self.strength(B, start + row, head)
+            total = self.add_gates([gate], active, total)
+            sums[i], strengths[i] = total[0], self.activated(beta)
+        total = total[0]
         before = total  # inclusive over lanes, then without the lane's own
         for d in (1, 2, 4, 8, 16):
             below = cute.arch.shuffle_sync_up(before, offset=d, mask_and_clamp=0)
@@ -250,12 +262,27 @@ class Prep:
             row = lane * per + i
             if row < plan.bt:
                 b, at = before + sums[i], base + row * 4
-                op.store_f32(at, beta[i], plan.off_beta)
+                op.store_f32(at, strengths[i], plan.off_beta)
                 op.store_f32(at, b, plan.off_sum)
                 op.store_f32(at, op.exp2(b), plan.off_into)
                 op.store_f32(at, op.exp2(cute.arch.fmin(end - b, F32(0.0))), plan.off_onto)
         decay = op.exp2(end)  # one for all channels, whose order so does not matter
         op.store_f32x4(base + lane * 16, [decay] * 4, self.layout.off_e)
+
+    def norms(self, base, tid):
+        """Of the thread's own pieces: what divides the rows of k and of q by their norm."""
+        plan = self.plan
+        for row, p, at in self.pieces(tid):
+            place = base + (p // 8 * self.layout.block_q + at)
+            for off, to in ((0, plan.off_key), (self.layout.off_q, plan.off_query)):
+                square = F32(0.0)
+                for pair in op.load_i32x4(place, off):
+                    for x in op.unpack(pair):
+                        square = op.fma(x, x, square)
+                for d in (1, 2, 4, 8):  # 16 neighbouring threads have a row
+                    square = square + cute.arch.shuffle_sync_bfly(square, offset=d)
+                # All of them store the same number.
+                op.store_f32(base + row * 4, ops.rsqrt(square + F32(L2NORM_EPS)), to)
 
     # ----------------------------------------------------------------------------- scores
 
@@ -307,6 +334,9 @@ class Prep:
             b = op.load_f32(base + r * 4, plan.off_sum)
             beta = op.load_f32(base + r * 4, plan.off_beta)
             by = op.select(query > 0, scale, beta)
+            if cutlass.const_expr(self.options.l2norm):
+                own = op.select(query > 0, I32(plan.off_query), I32(plan.off_key))
+                by = by * op.load_f32(base + r * 4 + own)
             block = row // TILE * (row // TILE + 1) // 2 + first // TILE
             lower = base + block * LOWER_BYTES + (r % TILE * LOWER_PITCH + first % TILE) * 4
             for half in cutlass.range_constexpr(len(tiles)):
@@ -317,6 +347,9 @@ class Prep:
                     * by
                     for j in range(2)
                 ]
+                if cutlass.const_expr(self.options.l2norm):
+                    keys = op.load_f32x2(base + first * 4, plan.off_key + 32 * half)
+                    pair = [x * y for x, y in zip(pair, keys, strict=True)]
                 if query > 0:  # a token reads what it wrote: the diagonal counts
                     x, y = (op.select(col + j <= r, pair[j], F32(0.0)) for j in range(2))
                     piece = (col // 8) ^ twist(plan.bt, r)
@@ -337,12 +370,17 @@ class Prep:
         for row, p, at in self.pieces(tid):
             wide = base + (p // 8 * layout.block_q + at)
             narrow = base + (p // 8 * (self.bt * HALF) + at)
-            into, onto = (op.load_f32(base + row * 4, x) for x in (plan.off_into, plan.off_onto))
+            load = lambda at, row=row: op.load_f32(base + row * 4, at)
+            into, onto = load(plan.off_into), load(plan.off_onto)
+            outward = into * scale
+            if self.options.l2norm:
+                key = load(plan.off_key)
+                into, onto, outward = into * key, onto * key, outward * load(plan.off_query)
             keys = [op.unpack(x) for x in op.load_i32x4(wide)]
             queries = [op.unpack(x) for x in op.load_i32x4(wide, layout.off_q)]
             for pairs, by, place, off in (
                 (keys, into, wide, 0),
-                (queries, into * scale, wide, layout.off_q),
+                (queries, outward, wide, layout.off_q),
                 (keys, onto, narrow, layout.off_k),
             ):
                 op.store_i32x4(place, [op.pack(x * by, y * by) for x, y in pairs], off)

@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def off_beta(self) -> int:
-        """Write strengths, fp32 [BT]; then b, e^b and e^(b_BT - b), each likewise."""
+        """Write strengths, fp32 [BT]; five more numbers of each token follow likewise."""
         return self.off_l + self.tiles * (self.tiles + 1) // 2 * LOWER_BYTES
 
     @property
@@ -135,9 +135,19 @@ class Plan:
         return self.off_beta + 12 * self.bt
 
     @property
+    def off_key(self) -> int:
+        """1 / |k|, where PREP normalises."""
+        return self.off_beta + 16 * self.bt
+
+    @property
+    def off_query(self) -> int:
+        """1 / |q|, likewise."""
+        return self.off_beta + 20 * self.bt
+
+    @property
     def off_place(self) -> int:
         """Where the chunk is: first token, rows, slot, value head; int32."""
-        return self.off_beta + 16 * self.bt
+        return self.off_beta + 24 * self.bt
 
     @property
     def off_steep(self) -> int:

@@ -1,0 +1,111 @@
+"""GDN prefill as a :class:`candidates.Family`: where its parts are joined, each loaded on use."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from candidates._base import Build, Family, Runnable, Schedule
+from candidates.gdn_prefill import space
+from candidates.gdn_prefill.cost import modelled_us
+from candidates.kda_prefill import FAMILY as KDA
+from operations import Inputs, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FAMILY", "GdnPrefillFamily"]
+
+_ROOT = Path(__file__).resolve().parent
+
+
+class GdnPrefillFamily(Family):
+    """Chunked GDN prefill in two kernels: a PREP for scalar gates, and KDA's scan.
+
+    Attributes
+    ----------
+    name, operation : str
+        Both ``"gdn_prefill"``.
+    parameters : tuple of Parameter
+        See :data:`candidates.gdn_prefill.space.PARAMETERS`.
+    """
+
+    name = "gdn_prefill"
+    operation = "gdn_prefill"
+    parameters = space.PARAMETERS
+
+    def presets(self) -> tuple[str, ...]:
+        """``gdn_prefill`` (all that can be built), ``quickstart`` (one of each kind)."""
+        return tuple(space.PRESETS)
+
+    def offered(self, preset: str) -> tuple[Schedule, ...]:
+        """See :func:`candidates.gdn_prefill.space.offered`."""
+        return space.offered(preset)
+
+    def problems(self, schedule: Schedule) -> tuple[str, ...]:
+        """See :func:`candidates.gdn_prefill.space.problems`."""
+        return space.problems(schedule)
+
+    def gate_bound(self, schedule: Schedule) -> float | None:
+        """See :func:`candidates.gdn_prefill.space.gate_bound`."""
+        return space.gate_bound(schedule)
+
+    def emulate(self, schedule: Schedule, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """See :func:`candidates.gdn_prefill.emulate.emulate`."""
+        from candidates.gdn_prefill import emulate
+
+        return emulate.emulate(schedule, inputs)
+
+    def largest_exponent(self, schedule: Schedule, inputs: Inputs) -> float:
+        """See :func:`candidates.gdn_prefill.emulate.largest_exponent`."""
+        from candidates.gdn_prefill import emulate
+
+        return emulate.largest_exponent(schedule, inputs)
+
+    def modelled_us(self, schedule: Schedule, workload: Workload) -> float:
+        """See :func:`candidates.gdn_prefill.cost.modelled_us`."""
+        return modelled_us(schedule, workload)
+
+    def source_hash(self) -> str:
+        """sha256 over path and bytes of every module that decides a measured result.
+
+        Those are this package's, but for baselines and cost model, and KDA's, from which it takes
+        the scan, the inverse and more: all that counts in KDA's own hash counts here.
+        """
+        digest = hashlib.sha256(f"{KDA.source_hash()}\0".encode())
+        for path in sorted(_ROOT.rglob("*.py")):
+            relative = path.relative_to(_ROOT)
+            if relative.parts[0] in ("baselines", "cost.py"):
+                continue
+            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def compile(self, schedule: Schedule) -> Build:
+        """See :func:`candidates.gdn_prefill.kernel.launch.compile_schedule`."""
+        from candidates.gdn_prefill.kernel.launch import compile_schedule
+
+        return compile_schedule(schedule)
+
+    def load(self, schedule: Schedule) -> Runnable:
+        """See :func:`candidates.gdn_prefill.kernel.launch.load_schedule`."""
+        from candidates.gdn_prefill.kernel.launch import load_schedule
+
+        return load_schedule(schedule)
+
+    def objects(self, schedule: Schedule) -> Mapping[str, bytes]:
+        """See :func:`candidates.gdn_prefill.ahead.objects`."""
+        from candidates.gdn_prefill.ahead import objects
+
+        return objects(schedule)
+
+    def load_objects(self, schedule: Schedule, folder: Path) -> Runnable:
+        """See :func:`candidates.gdn_prefill.ahead.load_objects`."""
+        from candidates.gdn_prefill.ahead import load_objects
+
+        return load_objects(schedule, folder)
+
+
+FAMILY = GdnPrefillFamily()

@@ -1,0 +1,85 @@
+"""What a schedule should cost on one H200: GDN's PREP, and KDA's scan behind it.
+
+The scan's model, measured constants included, is that of :mod:`candidates.kda_prefill.cost`; the
+kernels are the same.  PREP's part is an estimate from its formulas: it has not been measured.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from candidates._base import Schedule
+from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.gdn_prefill.space import GdnSchedule
+from candidates.kda_prefill.cost import H200, Constants, scan_us
+from candidates.kda_prefill.kernel.image import HEAD, slots
+
+if TYPE_CHECKING:
+    from operations import Workload
+
+__all__ = ["kernel_us", "modelled_us"]
+
+_PREP_INSTRUCTIONS = 14.0
+"""fp32 instructions per element of ``[T, HV, 128]``: q, k and v fetched in pieces of 16 bytes, two
+rows unpacked, three products and three roundings, W and U.  Counted, not measured."""
+
+_SCORE_INSTRUCTIONS = 8.0
+"""The same per element of a 16 x 8 tile of scores: its exponent, factors, selection, store."""
+
+
+def modelled_us(schedule: Schedule, workload: Workload, constants: Constants = H200) -> float:
+    """Estimated GPU time of a call, in microseconds: the sum over its kernels.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    workload : Workload
+        Of GDN prefill: with ``heads``, ``value_heads`` and ``lengths``.
+    constants : Constants
+    """
+    return sum(kernel_us(schedule, workload, constants).values())
+
+
+def kernel_us(
+    schedule: Schedule, workload: Workload, constants: Constants = H200
+) -> dict[str, float]:
+    """Estimated time of each kernel of a call, by its name, in launch order."""
+    heads: int = workload.heads  # type: ignore[attr-defined]
+    value_heads: int = workload.value_heads  # type: ignore[attr-defined]
+    lengths: tuple[int, ...] = workload.lengths  # type: ignore[attr-defined]
+    view = GdnSchedule.of(schedule)
+    times = {"gdn_prep": _prep(view, heads, value_heads, lengths, constants)}
+    times.update(scan_us(view.like_kda(), value_heads, lengths, constants))
+    return times
+
+
+def _prep(
+    view: GdnSchedule, heads: int, value_heads: int, lengths: tuple[int, ...], constants: Constants
+) -> float:
+    """Traffic, arithmetic and waves of CTAs that each wait for memory, mostly overlapped."""
+    plan, bt = Plan(view.bt), view.bt
+    tokens = sum(lengths)
+    ctas = value_heads * slots(tokens, len(lengths), bt, view.unroll)
+    # q and k of a head come from L2 for all of its value heads but the first.
+    read = tokens * HEAD * 2 * (2 * heads + value_heads) + 8 * tokens * value_heads
+    traffic = (read + ctas * plan.layout.image) / constants.copy_bytes_per_us
+
+    width = 16 if plan.wide else 8
+    scores = len(plan.jobs) * 16 * width
+    multiply_adds = scores * HEAD + 2 * HEAD * bt**2
+    instructions = bt * HEAD * _PREP_INSTRUCTIONS + scores * _SCORE_INSTRUCTIONS
+    clocks = (
+        (scores + 2 * bt) / constants.exp_per_clock
+        + instructions / constants.fma_per_clock
+        + multiply_adds / constants.mma_per_clock
+    )
+    work = ctas / constants.sms * clocks / constants.clock_mhz
+
+    rounds = len(plan.rounds) + 1 + math.log2(bt)  # scores, scaled rows, levels of the inverse
+    latency = constants.prep_latency_us + constants.prep_round_us * rounds
+    waiting = max(1.0, ctas / (constants.sms * plan.blocks_per_sm)) * latency
+
+    p = constants.overlap
+    combined: float = (traffic**p + work**p + waiting**p) ** (1 / p)
+    return constants.launch_us + combined

@@ -1,0 +1,142 @@
+"""The schedule space of GDN prefill as data: knobs, budgets, what is offered.
+
+With one gate a token and head nothing needs an anchor: every exponent is at most 0, at every
+chunk length and for every gate.  So what is left of KDA's split space is how the work is cut.
+
+Import-light on purpose (neither torch nor the DSL): listing a space, counting it and
+judging a schedule by its budgets must cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from candidates._base import Parameter, Schedule
+from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.kda_prefill.kernel.image import unroll_of
+from candidates.kda_prefill.space import SHARED_MEMORY_BYTES, KdaSchedule
+from candidates.kda_prefill.space import problems as kda_problems
+
+__all__ = ["PARAMETERS", "PRESETS", "GdnSchedule", "gate_bound", "offered", "problems"]
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter("form", ("split",), "a kernel of its own prepares the chunks for the one that scans"),
+    Parameter(
+        "bt",
+        (16, 32, 64),
+        "tokens per chunk: more of them make fewer serial steps and more work in each",
+    ),
+    Parameter(
+        "segments",
+        (1, 2, 4, 8),
+        "pieces of a sequence that are scanned at the same time and tied by an affine carry",
+    ),
+    Parameter("rows", (64, 128), "rows of the transposed state (value channels) per CTA"),
+)
+
+
+@dataclass(frozen=True)
+class GdnSchedule:
+    """A schedule with typed fields.
+
+    Parameters
+    ----------
+    bt : int
+        Tokens per chunk.
+    segments : int
+        Pieces per sequence, at most.
+    rows : int
+        Value rows per CTA of the scan.
+    """
+
+    bt: int
+    segments: int = 1
+    rows: int = 64
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> GdnSchedule:
+        """View a :class:`candidates.Schedule` of this family."""
+        return cls(*(int(schedule[name]) for name in ("bt", "segments", "rows")))
+
+    def schedule(self) -> Schedule:
+        """The same point as a :class:`candidates.Schedule`."""
+        values = {"bt": self.bt, "segments": self.segments, "rows": self.rows}
+        return Schedule.of(PARAMETERS, {"form": "split", **values})
+
+    @property
+    def unroll(self) -> int:
+        """Chunks per turn of the scan's loop."""
+        return unroll_of(self.bt, self.rows)
+
+    def like_kda(self) -> KdaSchedule:
+        """A schedule of KDA with the same scan."""
+        return KdaSchedule(self.bt, "halving", None, None, self.segments, self.rows)
+
+
+def gate_bound(schedule: Schedule) -> float | None:
+    """None: a schedule of this family is right for every gate, minus infinity included."""
+    return None
+
+
+def problems(schedule: Schedule) -> tuple[str, ...]:
+    """Budgets that the schedule breaks, each in one line; empty if it can be built."""
+    view = GdnSchedule.of(schedule)
+    found = []
+    prep = Plan(view.bt).smem_bytes
+    if prep > SHARED_MEMORY_BYTES:
+        found.append(
+            f"bt={view.bt}: operands and image take {prep} bytes of shared memory in PREP, "
+            f"{SHARED_MEMORY_BYTES} are there"
+        )
+    # Of KDA's PREP by halving every chunk length fits: what is left is said of the scan.
+    return (*found, *kda_problems(view.like_kda().schedule()))
+
+
+# ------------------------------------------------------------------------------- presets
+
+
+def _whole_space() -> Iterator[GdnSchedule]:
+    """Every point of the space, buildable or not, in parameter order."""
+    choices = {p.name: p.choices for p in PARAMETERS}
+    for bt in choices["bt"]:
+        for segments in choices["segments"]:
+            for rows in choices["rows"]:
+                yield GdnSchedule(int(bt), int(segments), int(rows))
+
+
+def _full() -> tuple[Schedule, ...]:
+    """Whatever can be built."""
+    return tuple(s for s in (view.schedule() for view in _whole_space()) if not problems(s))
+
+
+def _quickstart() -> tuple[Schedule, ...]:
+    """Every chunk length, alone and cut; both widths of the scan."""
+    points = (
+        GdnSchedule(16),
+        GdnSchedule(32),
+        GdnSchedule(64),
+        GdnSchedule(16, 4),
+        GdnSchedule(32, 4),
+        GdnSchedule(64, 4),
+        GdnSchedule(64, 2),
+        GdnSchedule(32, 1, 128),
+    )
+    return tuple(point.schedule() for point in points)
+
+
+PRESETS = {"gdn_prefill": _full, "quickstart": _quickstart}
+"""Offered subset by name: a function of no arguments to schedules in a stable order."""
+
+
+def offered(preset: str) -> tuple[Schedule, ...]:
+    """Schedules of a preset, at most 128, always in the same order.
+
+    Raises
+    ------
+    ValueError
+        If there is no such preset; the message names those there are.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; choices: {', '.join(PRESETS)}")
+    return PRESETS[preset]()
