@@ -1,29 +1,29 @@
 """Compile schedules of the kernels, judge what the compiler made, and load them on a GPU.
 
 :func:`compile_schedule` needs no GPU.  PREP and SCAN are compiled apart for it and kept while
-the process lives, so that a whole preset of schedules costs little more than its distinct
-parts; :func:`load_schedule` compiles both into the one call that is launched.
+the process lives, SCAN together with KDA's own, so that a whole preset of schedules costs little
+more than its distinct parts; :func:`load_schedule` compiles both into the one call that is
+launched.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candidates._base import Build, BuildError, KernelResources, Schedule
+from candidates._base import Build, BuildError, Schedule
 from candidates.gdn_prefill.kernel.config import Config
-from candidates.kda_prefill.kernel.launch import compiling, require_gpu
-from candidates.kda_prefill.kernel.launch import kernel_names as kda_kernel_names
-from candidates.kda_prefill.kernel.resources import (
-    Cubin,
-    budget_problems,
-    dynamic_smem,
-    kernel_resources,
+from candidates.kda_prefill.kernel.launch import (
+    _compile_part,
+    _Part,
+    _scan_part,
+    compiling,
+    require_gpu,
 )
+from candidates.kda_prefill.kernel.launch import kernel_names as kda_kernel_names
+from candidates.kda_prefill.kernel.resources import budget_problems
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ __all__ = [
     "load_schedule",
     "require_gpu",
 ]
-
-_PARTS = 64  # compiled parts remembered: a few hundred bytes each
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Resources of one separately compiled part of a schedule."""
-
-    kernels: tuple[KernelResources, ...]
-    code_sha256: str
-    seconds: float
 
 
 def kernel_names(segments: int) -> tuple[str, ...]:
@@ -197,27 +186,9 @@ def config_of(schedule: Schedule) -> Config:
         raise BuildError(f"{schedule.key}: {error}") from error
 
 
-@functools.lru_cache(maxsize=_PARTS)
+@functools.lru_cache(maxsize=64)  # a few hundred bytes each
 def _prep_part(bt: int, unroll: int) -> _Part:
+    from candidates.gdn_prefill.kernel import host
+
     config = next(c for c in (Config(bt, 64), Config(bt, 128)) if c.unroll == unroll)
-    return _compile_part("prep", lambda host: host.prep_job(config))
-
-
-@functools.lru_cache(maxsize=_PARTS)
-def _scan_part(bt: int, rows: int, segments: int) -> _Part:
-    config = Config(bt, rows, segments)
-    return _compile_part("scan", lambda host: host.scan_job(config, True))
-
-
-def _compile_part(name: str, job: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> _Part:
-    def build() -> _Part:
-        from candidates.gdn_prefill.kernel import host
-
-        start = time.perf_counter()
-        compiled, cubin = host.compile_function(*job(host), keep=True)
-        seconds = time.perf_counter() - start
-        kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
-        return _Part(kernels, code, seconds)
-
-    part: _Part = compiling(build, name)
-    return part
+    return _compile_part("prep", lambda _: host.prep_job(config))
