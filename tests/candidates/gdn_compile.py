@@ -125,6 +125,13 @@ class Call:
         kind = torch.int64 if options.offsets == "int64" else torch.int32
         self.cu = self.tensor(torch.tensor(raw, dtype=kind))
         self.state = None if state is None else self.tensor(state)
+        self.activation = [
+            self.tensor(inputs[name].reshape(shape))
+            for name, shape, given in (
+                ("A_log", (HV,), options.raw_gate), ("dt_bias", (HV, 1), options.bias)
+            )
+            if given
+        ]  # fmt: skip
         # Whatever is not written stays NaN, and scratch is NaN where nothing was written.
         self.o = torch.full((T, HV, HEAD), torch.nan, dtype=torch.bfloat16)
         self.final = None
@@ -143,8 +150,6 @@ class Call:
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
         channels = {3: 1, 4: 2}.get(x.dim(), 0)
         shape = x.shape[: x.dim() - channels]
-        strides = [s for s in x.stride()[: len(shape)] if s != 1]
-        strides = strides[: len(shape) - (channels > 0)] if len(shape) > 1 else []
         data = struct.pack("<Q", self.memory.add(x.view(bits).numpy()))
         data += struct.pack(f"<{len(shape)}i", *shape)
         data += bytes(-len(data) % 8)
@@ -177,7 +182,7 @@ class Call:
         slots = self.scratch[0].shape[0]
         self.kernel(
             "gdn_prep_",
-            [*given, self.cu, o, images, self.scale, self.group],
+            [*given, self.cu, o, images, self.scale, self.group, *self.activation],
             (max(slots, 1) * self.HV, 1),
         )
         return self.scratch[0]
@@ -231,3 +236,34 @@ def run_call(config: Config, inputs: Mapping[str, Any], **more: Any) -> dict[str
     call.scan()
     out = {"o": call.o}
     return out if call.final is None else {**out, "final_state": call.final}
+
+
+def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs in the form of ``options``, and what they mean as the operation takes them."""
+    import operations
+    from operations.gdn_prefill import GdnWorkload
+
+    operation = operations.get("gdn_prefill")
+    workload = GdnWorkload("raw", heads=1, value_heads=2, lengths=lengths)
+    drawn = operation.raw_form(workload, operation.regimes["production"], seed=0)
+    assert drawn is not None
+    floats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    raw = dict(drawn)
+    if options.l2norm:
+        raw |= {"q": drawn["q_raw"], "k": drawn["k_raw"]}
+    raw["g"] = (drawn["g_raw"] if options.raw_gate else drawn["g"]).to(floats[options.gate_dtype])
+    beta = drawn["beta_logits"] if options.beta_logits else drawn["beta"]
+    raw["beta"] = beta.to(floats[options.beta_dtype])
+    raw["initial_state"] = drawn["initial_state"].to(floats[options.initial_state])
+    plain = {name: x.double() if torch.is_tensor(x) else x for name, x in raw.items()}
+    if options.l2norm:
+        for name in ("q", "k"):
+            x = plain[name]
+            plain[name] = x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    if options.raw_gate:
+        bias = drawn["dt_bias"].double() if options.bias else 0.0
+        x = torch.nn.functional.softplus(plain["g"] + bias)
+        plain["g"] = -drawn["A_log"].double().exp() * x
+    if options.beta_logits:
+        plain["beta"] = plain["beta"].sigmoid()
+    return raw, plain | {"cu_seqlens": drawn["cu_seqlens"]}

@@ -31,7 +31,9 @@ def test_presets_load_and_print_back_equal(name, tmp_path):
 
 
 def test_presets_are_the_documented_ones():
-    assert preset_names() == ("kda_prefill", "quickstart", "survey")
+    assert preset_names() == (
+        "gdn_prefill", "gdn_quickstart", "kda_prefill", "quickstart", "survey",
+    )  # fmt: skip
 
 
 def test_an_operation_is_a_campaign_with_defaults():
@@ -76,7 +78,9 @@ def test_wrong_files_are_refused_in_one_line_with_file_and_key(tmp_path, text, s
 def test_an_unknown_campaign_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'quickstart'"):
         load_campaign("quickstrat")
-    with pytest.raises(UserError, match="presets: kda_prefill, quickstart, survey"):
+    with pytest.raises(
+        UserError, match="presets: gdn_prefill, gdn_quickstart, kda_prefill, quickstart"
+    ):
         load_campaign("zzzzzz")
 
 

@@ -1,0 +1,237 @@
+"""What GDN's entry point refuses, by name and before any launch, and what it passes on."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from candidates.gdn_prefill.kernel import arguments, entry, launch
+from candidates.gdn_prefill.kernel.entry import DEFAULT, Config, gdn_prefill, workspace
+from candidates.kda_prefill.kernel.options import Options
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Serve CPU tensors with a function that records its arguments and fills the outputs."""
+    calls: list[Any] = []
+
+    def compiled(config: Config, with_state: bool, options: Options) -> Any:
+        def function(*args: Any) -> None:
+            calls.append((config, with_state, options, args))
+            args[7].fill_(1.0)
+            if args[8] is not None:
+                args[8].fill_(2.0)
+
+        return function
+
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    monkeypatch.setattr(entry, "compiled", compiled)
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
+    return calls
+
+
+def tensors(T: int = 37, H: int = 2, HV: int = 4, batch: int | None = None) -> dict[str, Any]:
+    lead = (T,) if batch is None else (batch, T)
+    out: dict[str, Any] = {n: torch.randn(*lead, H, 128).bfloat16() for n in ("q", "k")}
+    out["v"] = torch.randn(*lead, HV, 128).bfloat16()
+    out |= {"g": -torch.rand(*lead, HV), "beta": torch.rand(*lead, HV)}
+    if batch is None:
+        out["cu_seqlens"] = torch.tensor([0, T // 2, T], dtype=torch.int32)
+    return out
+
+
+def states() -> torch.Tensor:
+    return torch.randn(2, 4, 128, 128)
+
+
+def test_packed_call_passes_tensors_in_the_order_of_the_abi(launched: list[Any]) -> None:
+    pytest.importorskip("cutlass")
+    from candidates.gdn_prefill.kernel.host import ABI
+
+    x, state = tensors(), states()
+    o, final_state = gdn_prefill(**x, initial_state=state, schedule=Config(16, segments=4))
+    ((config, with_state, options, args),) = launched
+    assert (config, with_state, options) == (Config(16, 64, 4), True, Options())
+    named = dict(zip(ABI, args, strict=True))
+    for name, tensor in (x | {"initial_state": state, "o": o, "final_state": final_state}).items():
+        assert named[name] is tensor, name
+    assert named["scale"] == 1 / math.sqrt(128)
+    assert o.shape == (37, 4, 128)
+    assert final_state is not None
+    assert final_state.shape == (2, 4, 128, 128)
+    for tensor, (shape, name) in zip(args[9:11], workspace(config, 37, 2, 4), strict=True):
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, getattr(torch, name))
+    assert args[12:] == (None, None)
+
+
+def test_scratch_is_new_in_each_call_and_one_segment_needs_one(launched: list[Any]) -> None:
+    x = tensors()
+    for _ in range(2):
+        gdn_prefill(**x)
+    (config, _, _, first), (_, _, _, second) = launched
+    assert config == DEFAULT
+    assert first[9].data_ptr() != second[9].data_ptr()
+    assert first[10] is None
+
+
+def test_batch_without_offsets_is_equal_sequences(launched: list[Any]) -> None:
+    x = tensors(T=20, batch=3)
+    o, final_state = gdn_prefill(**x)
+    args = launched[0][3]
+    assert args[0].shape == (60, 2, 128)
+    assert args[2].shape == (60, 4, 128)
+    assert args[3].shape == (60, 4)
+    assert args[5].tolist() == [0, 20, 40, 60]
+    assert o.shape == (3, 20, 4, 128)
+    assert final_state is not None
+    assert final_state.shape == (3, 4, 128, 128)
+    assert torch.all(o == 1)
+
+
+def test_what_the_caller_leaves_to_the_kernel_is_passed_on(launched: list[Any]) -> None:
+    x, A_log, dt_bias = tensors(), torch.zeros(4), torch.ones(4)
+    x["g"], x["beta"] = x["g"].bfloat16(), x["beta"].bfloat16()
+    x["cu_seqlens"] = x["cu_seqlens"].long()
+    gdn_prefill(
+        **x, gate="softplus", A_log=A_log, dt_bias=dt_bias, beta_logits=True, l2norm=True,
+        final_state=False, initial_state=states().bfloat16(), scale=0,
+    )  # fmt: skip
+    ((_, _, options, args),) = launched
+    assert options == Options(
+        "softplus", "bfloat16", True, "bfloat16", True, True, "bfloat16", None, "int64"
+    )
+    assert args[8] is None
+    assert args[11] == 0.0
+    assert args[12] is A_log
+    assert args[13].shape == (4, 1)
+    assert args[13].data_ptr() == dt_bias.data_ptr()
+
+
+def test_results_may_be_given_and_a_state_updated_in_place_with_one_segment(
+    launched: list[Any],
+) -> None:
+    x, state = tensors(), states()
+    out = torch.empty_like(x["v"])
+    o, final = gdn_prefill(**x, initial_state=state, out=out, final_state=state)
+    assert o is out
+    assert final is state
+    with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
+        gdn_prefill(**x, initial_state=state, final_state=state, schedule={"bt": 32, "segments": 2})
+    with pytest.raises(ValueError, match="out shares memory with v"):
+        gdn_prefill(**x, out=x["v"])
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 4), (5, 2, 4)])
+def test_no_rows_or_no_sequences_launch_nothing(
+    launched: list[Any], shape: tuple[int, int, int]
+) -> None:
+    x = tensors(*shape)
+    if shape[0]:
+        x["cu_seqlens"] = torch.zeros(1, dtype=torch.int32)
+    state = torch.randn(x["cu_seqlens"].numel() - 1, 4, 128, 128)
+    o, final = gdn_prefill(**x, initial_state=state)
+    assert launched == []
+    assert not o.any()
+    assert final is not None
+    assert torch.equal(final, state)
+
+
+WRONG = {
+    "q is no tensor": ({"q": 3}, TypeError, "q must be a torch.Tensor"),
+    "fp16": ({"k": torch.zeros(37, 2, 128).half()}, TypeError, "k is float16, only bfloat16"),
+    "head size": ({"q": torch.zeros(37, 2, 64).bfloat16()}, ValueError, "head size 64"),
+    "heads": ({"v": torch.zeros(37, 3, 128).bfloat16()}, ValueError, "v has 3 heads.*of the 2"),
+    "a gate per channel": ({"g": torch.zeros(37, 4, 128)}, ValueError, r"g must be \[37, 4\]"),
+    "gates of key heads": ({"g": torch.zeros(37, 2)}, ValueError, r"g must be \[37, 4\]"),
+    "fp64 beta": ({"beta": torch.zeros(37, 4).double()}, TypeError, "beta is float64"),
+    "strided": (
+        {"v": torch.zeros(37, 4, 256).bfloat16()[..., :128]},
+        ValueError,
+        "v has strides",
+    ),
+    "strided beta": ({"beta": torch.zeros(37, 8)[:, ::2]}, ValueError, "beta has strides"),
+    "offsets": ({"cu_seqlens": torch.zeros(3)}, TypeError, "cu_seqlens is float32"),
+    "state": ({"initial_state": torch.zeros(2, 2, 128, 128)}, ValueError, "initial_state must be"),
+    "fp16 state": ({"initial_state": states().half()}, TypeError, "initial_state is float16"),
+    "scale": ({"scale": math.nan}, ValueError, "scale is nan"),
+    "gate": ({"gate": "safe"}, ValueError, r"gate='safe' is not one of \['log', 'softplus'\]"),
+    "no slope": ({"gate": "softplus"}, ValueError, r"needs A_log, fp32 \[4\]"),
+    "slope": ({"A_log": torch.zeros(4)}, ValueError, "A_log is given, but gate='log'"),
+    "bias": (
+        {"gate": "softplus", "A_log": torch.zeros(4), "dt_bias": torch.zeros(4, 128)},
+        ValueError,
+        "dt_bias must be",
+    ),
+    "flag": ({"l2norm": 1}, TypeError, "l2norm must be True or False"),
+    "schedule": ({"schedule": {"bt": 32, "anchor": "mid"}}, ValueError, "no 'anchor'"),
+    "schedule type": ({"schedule": 32}, TypeError, "schedule must be a Config or a mapping"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_not_served_is_refused_by_name_in_one_line(launched: list[Any], what: str) -> None:
+    change, error, message = WRONG[what]
+    with pytest.raises(error, match=message) as refused:
+        gdn_prefill(**(tensors() | change))
+    assert "\n" not in str(refused.value)
+    assert launched == []
+
+
+def test_a_gradient_is_refused(launched: list[Any]) -> None:
+    x = tensors()
+    x["g"].requires_grad_()
+    with pytest.raises(ValueError, match="g requires grad"):
+        gdn_prefill(**x)
+    with torch.no_grad():
+        gdn_prefill(**x)
+    assert len(launched) == 1
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    with pytest.raises(ValueError, match="q is on cpu; move the inputs to a CUDA device"):
+        gdn_prefill(**tensors())
+
+
+def test_a_bound_call_launches_on_the_given_outputs(launched: list[Any]) -> None:
+    x = {**tensors(), "initial_state": None, "scale": 0.0}
+    outputs = {"o": torch.empty_like(x["v"]), "final_state": torch.empty(2, 4, 128, 128)}
+    loaded = launch.LoadedSchedule(Config(64))
+    assert loaded.kernel_names == ("gdn_prep_", "kda_scan_")
+    assert loaded.chunk_tokens == 64
+    call = loaded.bind(x, outputs)
+    assert launched == []
+    for _ in range(2):
+        result = call()
+        assert result["o"] is outputs["o"]
+        assert result["final_state"] is outputs["final_state"]
+    (_, state, _, args), (_, _, _, other) = launched
+    assert state is False
+    assert args[11] == 0.0
+    assert args[9].data_ptr() != other[9].data_ptr()
+    with pytest.raises(ValueError, match="cu_seqlens is None"):
+        loaded.bind({**x, "cu_seqlens": None}, outputs)
+
+
+def test_a_compiled_call_is_a_bare_function_that_checks_its_arguments() -> None:
+    pytest.importorskip("cutlass")
+    import tvm_ffi
+
+    entry.compiled.cache_clear()
+    function = entry.compiled(Config(16), False, Options())
+    assert isinstance(function, tvm_ffi.Function)
+    with pytest.raises(TypeError):
+        function(1)
+
+
+def test_importing_the_entry_point_loads_neither_the_dsl_nor_torchs_compiler() -> None:
+    code = (
+        "import sys, candidates.gdn_prefill.kernel.entry\n"
+        "print(sorted({'cutlass', 'tvm_ffi', 'torch._dynamo'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

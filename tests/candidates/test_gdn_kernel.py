@@ -1,0 +1,235 @@
+"""GDN's split kernels: compile within their budgets, and compute, in a PTX interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import operations
+from candidates import BuildError, Schedule, ToolchainError
+from candidates.gdn_prefill import FAMILY
+from candidates.gdn_prefill.kernel.config import Config
+from candidates.gdn_prefill.kernel.prep_plan import Plan
+from candidates.gdn_prefill.space import GdnSchedule
+from candidates.kda_prefill.kernel.options import PLAIN, Options
+from operations.gdn_prefill import GdnWorkload
+
+pytest.importorskip("cutlass")
+
+OPERATION = operations.get("gdn_prefill")
+
+
+def inputs_of(
+    lengths: tuple[int, ...], regime: str, heads: int = 1, group: int = 2, **more: Any
+) -> tuple[GdnWorkload, dict[str, Any]]:
+    workload = GdnWorkload("case", heads=heads, value_heads=heads * group, lengths=lengths, **more)
+    return workload, OPERATION.generate(workload, OPERATION.regimes[regime], seed=0)
+
+
+def wrong(got: dict[str, torch.Tensor], workload: GdnWorkload, inputs: Any, regime: str) -> Any:
+    want = OPERATION.fast_oracle(inputs)
+    errors = OPERATION.compare(got, want, workload, OPERATION.regimes[regime])
+    return [e for e in errors if not e.within]
+
+
+def distance(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    return max(
+        float((got[n].double() - x.double()).norm() / x.double().norm()) for n, x in want.items()
+    )
+
+
+# ----------------------------------------------------------------------------- compilation
+
+
+@pytest.mark.parametrize("bt", [16, 32, 64])
+def test_prep_compiles_without_spills_for_as_many_ctas_as_it_plans(bt: int) -> None:
+    build = FAMILY.compile(GdnSchedule(bt).schedule())
+    assert build.problems == ()
+    prep, scan = build.kernels
+    plan = Plan(bt)
+    assert prep.name.startswith("gdn_prep_")
+    assert scan.name.startswith("kda_scan_")
+    assert (prep.threads, prep.dynamic_smem_bytes) == (plan.threads, plan.smem_bytes)
+    assert prep.registers * plan.threads * plan.blocks_per_sm <= 65536
+    assert (plan.smem_bytes + 1024) * plan.blocks_per_sm <= 228 * 1024
+
+
+def test_every_form_of_the_inputs_compiles_without_spills() -> None:
+    from candidates.gdn_prefill.kernel import host
+    from candidates.kda_prefill.kernel.resources import (
+        Cubin,
+        budget_problems,
+        dynamic_smem,
+        kernel_resources,
+    )
+
+    every = Options("softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64")
+    compiled, cubin = host.compile_function(*host.prep_job(Config(64), every), keep=True)
+    (kernel,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
+    assert kernel.name.startswith("gdn_prep_64_softplus_g16_b16_logits_l2")
+    assert budget_problems(kernel) == ()
+
+
+def test_the_scan_is_kdas_bit_for_bit() -> None:
+    from candidates.gdn_prefill.kernel import host
+    from candidates.kda_prefill.kernel import launch
+    from candidates.kda_prefill.kernel.resources import Cubin, dynamic_smem, kernel_resources
+
+    compiled, cubin = host.compile_function(*host.scan_job(Config(16), True), keep=True)
+    kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
+    shared = launch._scan_part(16, 64, 1)
+    assert (kernels, code) == (shared.kernels, shared.code_sha256)
+
+
+def test_segments_bring_their_kernels_in_launch_order() -> None:
+    from candidates.gdn_prefill.kernel.launch import kernel_names
+
+    build = FAMILY.compile(GdnSchedule(16, 4).schedule())
+    assert build.problems == ()
+    for kernel, prefix in zip(build.kernels, kernel_names(4), strict=True):
+        assert kernel.name.startswith(prefix)
+
+
+def test_what_does_not_exist_is_the_candidates_fault() -> None:
+    with pytest.raises(BuildError, match="'anchor'"):
+        FAMILY.compile(Schedule((("form", "split"), ("bt", 32), ("anchor", "mid"))))
+
+
+def test_loading_without_a_gpu_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ToolchainError, match="no CUDA GPU"):
+        FAMILY.load(GdnSchedule(32).schedule())
+
+
+# ------------------------------------------------------------------------ in the interpreter
+
+
+@pytest.mark.parametrize(
+    ("bt", "regime"),
+    [
+        (16, "production"),
+        (32, "similar_keys"),
+        (64, "scattered"),
+        *(
+            pytest.param(bt, regime, marks=pytest.mark.soak)
+            for bt in (16, 32, 64)
+            for regime in ("production_steep", "constant_inf", "mixed_heads", "single_1e6")
+        ),
+    ],
+)
+def test_the_compiled_kernels_compute_what_oracle_and_emulation_do(bt: int, regime: str) -> None:
+    from gdn_compile import run_call
+
+    workload, inputs = inputs_of((15, 0, bt + 3), regime)
+    got = run_call(Config(bt), inputs)
+    assert wrong(got, workload, inputs, regime) == []
+    assert distance(got, FAMILY.emulate(GdnSchedule(bt).schedule(), inputs)) <= 1e-3
+
+
+def test_a_group_of_value_heads_reads_its_own_key_head() -> None:
+    from gdn_compile import run_call
+
+    workload, inputs = inputs_of((20, 13), "slow", heads=2, group=3, initial_state=False)
+    assert wrong(run_call(Config(16), inputs), workload, inputs, "slow") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        (Config(16, 64, 4), 130),
+        pytest.param(Config(16, 128, 2), 64, marks=pytest.mark.soak),
+        pytest.param(Config(32, 128, 1), 33, marks=pytest.mark.soak),
+        pytest.param(Config(32, 64, 4), 900, marks=pytest.mark.soak),
+        pytest.param(Config(64, 64, 2), 512, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_segments_and_wide_scans_are_right(config: Config, tokens: int) -> None:
+    from gdn_compile import run_call
+
+    workload, inputs = inputs_of((tokens,), "slow", group=1)
+    got = run_call(config, inputs)
+    assert wrong(got, workload, inputs, "slow") == []
+    schedule = GdnSchedule(config.bt, config.segments, config.rows).schedule()
+    assert distance(got, FAMILY.emulate(schedule, inputs)) <= 1e-3
+
+
+def test_images_are_what_the_definition_says() -> None:
+    from gdn_compile import run_prep
+    from prep_reference import FIELDS, batch_of, reference, unpack
+
+    config = Config(64)
+    _, inputs = inputs_of((70, 17), "slow", group=1)
+    inputs["g"][3], inputs["g"][5:7], inputs["g"][40:48] = float("-inf"), -1e4, -30.0
+    images, _ = run_prep(config, inputs)
+    batch = batch_of(inputs["cu_seqlens"].tolist(), 87, 64, config.unroll)
+    got = unpack(images[batch.owned], 64)
+    wide = {**inputs, "g": inputs["g"].unsqueeze(-1).expand(-1, -1, 128)}
+    want = reference(wide, batch, inputs["scale"])
+    for name in FIELDS:
+        error = (got[name] - want[name]).abs().max() / want[name].abs().max()
+        assert error <= 8e-3, name
+    assert got["pad"].eq(0).all()
+    assert got["aqk"].triu(1).eq(0).all()  # by selection, not by a factor
+
+
+@pytest.mark.soak
+def test_the_order_of_warps_does_not_change_a_bit() -> None:
+    from gdn_compile import run_call
+
+    _, inputs = inputs_of((40,), "slow", group=1)
+    first = run_call(Config(32), inputs)
+    again = run_call(Config(32), inputs, order=1)
+    assert all(torch.equal(x, again[name]) for name, x in first.items())
+
+
+def test_wrong_offsets_are_clamped_and_rows_outside_cleared() -> None:
+    from gdn_compile import run_call
+
+    _, inputs = inputs_of((40,), "production", group=1, initial_state=False)
+    got = run_call(Config(16), inputs, offsets=[3, 20, 7, 99])
+    want = run_call(Config(16), inputs, offsets=[3, 20, 20, 40])
+    assert torch.equal(got["o"], want["o"])
+    assert torch.equal(got["final_state"], want["final_state"])
+    assert not got["o"][:3].any()
+    assert got["o"].isfinite().all()
+
+
+def test_what_lies_beyond_a_sequence_is_set_to_zero_whatever_it_holds() -> None:
+    from gdn_compile import run_call
+
+    _, inputs = inputs_of((40,), "slow", group=1)
+    want = run_call(Config(32), inputs, offsets=[0, 21])
+    for name in ("q", "k", "v", "g", "beta"):
+        inputs[name][21:] = float("nan")
+    got = run_call(Config(32), inputs, offsets=[0, 21])
+    assert all(torch.equal(x, got[name]) for name, x in want.items())
+    assert not got["o"][21:].any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
+        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None),
+        pytest.param(
+            Options("softplus", initial_state="bfloat16", final_state="bfloat16"),
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=str,
+)
+def test_inputs_are_activated_and_normalised_where_they_are_used(options: Options) -> None:
+    from gdn_compile import raw_call, run_call
+
+    raw, plain = raw_call(options, (9, 26))
+    got = run_call(Config(32), raw, options=options)
+    want = OPERATION.fast_oracle(plain)
+    limit = 1e-2 if options.final_state == "bfloat16" else 7e-3
+    for name, x in got.items():
+        error = (x.double() - want[name]).norm() / want[name].norm()
+        assert error <= limit, (name, error)
+    assert ("final_state" in got) == (options.final_state is not None)
+    assert PLAIN.suffix == ""
