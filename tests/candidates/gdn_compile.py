@@ -242,6 +242,7 @@ def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any]
     """Inputs in the form of ``options``, and what they mean as the operation takes them."""
     import operations
     from operations.gdn_prefill import GdnWorkload
+    from operations.gdn_prefill.raw import plain
 
     operation = operations.get("gdn_prefill")
     workload = GdnWorkload("raw", heads=1, value_heads=2, lengths=lengths)
@@ -255,15 +256,11 @@ def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any]
     beta = drawn["beta_logits"] if options.beta_logits else drawn["beta"]
     raw["beta"] = beta.to(floats[options.beta_dtype])
     raw["initial_state"] = drawn["initial_state"].to(floats[options.initial_state])
-    plain = {name: x.double() if torch.is_tensor(x) else x for name, x in raw.items()}
-    if options.l2norm:
-        for name in ("q", "k"):
-            x = plain[name]
-            plain[name] = x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
     if options.raw_gate:
-        bias = drawn["dt_bias"].double() if options.bias else 0.0
-        x = torch.nn.functional.softplus(plain["g"] + bias)
-        plain["g"] = -drawn["A_log"].double().exp() * x
-    if options.beta_logits:
-        plain["beta"] = plain["beta"].sigmoid()
-    return raw, plain | {"cu_seqlens": drawn["cu_seqlens"]}
+        how |= {"gate": options.gate, "A_log": raw["A_log"]}
+    if options.bias:
+        how["dt_bias"] = raw["dt_bias"]
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
+    tensors = {name: raw[name] for name in names}
+    return raw, plain(**tensors, **how)
