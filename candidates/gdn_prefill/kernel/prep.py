@@ -56,7 +56,8 @@ class Prep(Activation):
     unroll : int, optional
         Chunks per turn of the scan's loop; sequences are padded to a multiple of it.
     options : Options, optional
-        The form of gates, write strengths, queries, keys and offsets.
+        The form of the inputs.  Where it is ``compact``, tensors are contiguous; else rows are
+        found by the tensors' own strides.  Head counts may differ either way.
 
     Attributes
     ----------
@@ -64,9 +65,8 @@ class Prep(Activation):
         Per CTA.
     """
 
-    # Of the chunk's place, of V and of W and U nothing knows the gate.
+    # Of the chunk's place and of W and U nothing knows the gate.
     find_place: Any = KdaPrep.find_place
-    fetch_values: Any = KdaPrep.fetch_values
     apply_inverse: Any = KdaPrep.apply_inverse
 
     def __init__(self, bt: int, unroll: int = 1, options: Options = PLAIN) -> None:
@@ -96,9 +96,9 @@ class Prep(Activation):
         Parameters
         ----------
         Q, K : Tensor
-            ``[T, H, 128]`` bf16, compact.
+            ``[T, H, 128]`` bf16.
         V : Tensor
-            ``[T, HV, 128]`` bf16, compact; HV is a multiple of H.
+            ``[T, HV, 128]`` bf16; HV is a multiple of H.
         G : Tensor
             ``[T, HV]``: log gates, or what they are made of.
         B : Tensor
@@ -151,18 +151,19 @@ class Prep(Activation):
         smem = memory.SmemAllocator()
         base = smem.allocate_array(cutlass.Int8, plan.smem_bytes, byte_alignment=1024).toint()
 
-        H, HV = Q.shape[1], V.shape[1]
+        HV = V.shape[1]
         if warp == 0:
             self.find_place(CU, O, V.shape[0], HV, base, lane)
         cute.arch.sync_threads()
         # Row r of the chunk is token `start` + r; those from `rows` on are beyond the end.
         start, rows, slot, head = op.load_i32x4(base, plan.off_place)
         if rows >= 0:
-            first = (I64(start) * H + head // group) * HEAD  # element of row 0, channel 0
-            self.fetch_rows(Q, base + layout.off_q, tid, first, H, rows)
-            self.fetch_rows(K, base, tid, first, H, rows)
+            key_head = head // group
+            self.fetch(Q, base + layout.off_q, layout.block_q, tid, start, key_head, rows)
+            self.fetch(K, base, layout.block_q, tid, start, key_head, rows)
             cute.arch.cp_async_commit_group()
-            self.fetch_values(V, base, tid, (I64(start) * HV + head) * HEAD, HV, rows)
+            self.fetch(V, base + layout.common, bt * HALF, tid, start, head, rows)
+            cute.arch.cp_async_commit_group()
             if warp == 0:
                 self.gates(G, B, base, start, rows, head, lane)
             if cutlass.const_expr(plan.tiles > 1):  # Aqk is 0 above its diagonal blocks
@@ -182,12 +183,15 @@ class Prep(Activation):
                     tiles = self.multiply(jobs, base, warp, lane)
                     self.finish(jobs, tiles, base, warp, lane, scale)
             cute.arch.sync_threads()
-            self.write_scaled(base, tid, scale)
+            if warp >= plan.diagonal_warps:  # while the others substitute
+                self.write_scaled(base, tid, scale)
+            invert(plan, base, warp, lane)
+            cute.arch.cp_async_wait_group(0)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_threads()
 
             target = X.iterator.toint() + (I64(slot) * HV + head) * layout.image
-            if warp == plan.warps - 1:  # what is ready leaves while X is computed
+            if warp == plan.warps - 1:  # what is ready leaves while W and U are computed
                 with cute.arch.elect_one():
                     for off, size in (
                         (layout.off_q, bt * HALF),
@@ -196,9 +200,6 @@ class Prep(Activation):
                     ):
                         op.store_bulk(target + off, base + off, size)
                     cute.arch.cp_async_bulk_commit_group()
-            invert(plan, base, warp, lane)
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
             self.apply_inverse(base, warp, lane)
             cute.arch.fence_view_async_shared()
             cute.arch.sync_threads()
@@ -215,21 +216,32 @@ class Prep(Activation):
 
     # ------------------------------------------------------------------------- input rows
 
-    def pieces(self, tid):
-        """Of the thread's 16-byte pieces of a [BT, 128] part: row, piece, and offset of the row's
-        64 channels in the swizzle, apart from the half."""
-        for i in range(TILE * self.bt // self.threads):
-            piece = tid + i * self.threads
-            row, p = piece // 16, piece % 16
-            yield row, p, row * HALF + ((p % 8) ^ (row % 8)) * 16
+    def piece(self, number):
+        """A 16-byte piece of a [BT, 128] part: row, piece of the row, and offset of the two in the
+        swizzle, apart from the half that the piece is in."""
+        row, p = number // 16, number % 16
+        return row, p, row * HALF + ((p % 8) ^ (row % 8)) * 16
 
-    def fetch_rows(self, tensor, place, tid, first, H, rows):
-        """Rows of q or of k into the rows of -W over Qhat at ``place``; 0 beyond the end."""
-        source = tensor.iterator.toint() + first * 2
+    def pieces(self, tid):
+        """The pieces that a thread fetches."""
+        return [self.piece(tid + i * self.threads) for i in range(TILE * self.bt // self.threads)]
+
+    def rows_of(self, X, start, head):
+        """Address of row 0 of a head, and bytes from a row to the next."""
+        if self.options.compact:
+            heads = X.shape[1]
+            return X.iterator.toint() + (I64(start) * heads + head) * (2 * HEAD), heads * (2 * HEAD)
+        at = I64(X.stride[0]) * I64(start) + I64(X.stride[1]) * I64(head)
+        return X.iterator.toint() + at * I64(2), I32(X.stride[0]) * 2
+
+    def fetch(self, X, place, block, tid, start, head, rows):
+        """Rows of q, k or v into the part of the image at ``place``, whose halves are ``block``
+        bytes apart; 0 beyond the end."""
+        source, step = self.rows_of(X, start, head)
         for row, p, at in self.pieces(tid):
             op.copy16_async(
-                place + (p // 8 * self.layout.block_q + at),
-                op.mad_wide(row, H * (2 * HEAD), source + I64(p * 16)),
+                place + (p // 8 * block + at),
+                op.mad_wide(row, step, source + I64(p * 16)),
                 op.select(row < rows, I32(16), I32(0)),
             )
 
@@ -364,23 +376,33 @@ class Prep(Activation):
 
     # ---------------------------------------------------------------------------- operands
 
+    @cute.jit
     def write_scaled(self, base, tid, scale):
-        """Khat and Qhat over the rows of k and q, and Kbar."""
+        """Khat and Qhat over the rows of k and q, and Kbar; by the warps that do not substitute."""
+        plan = self.plan
+        first = 32 * plan.diagonal_warps
+        every = plan.threads - first
+        for i in cutlass.range_constexpr(-(-TILE * plan.bt // every)):
+            piece = tid - first + i * every
+            if piece < TILE * plan.bt:
+                self.write_piece(base, scale, *self.piece(piece))
+
+    def write_piece(self, base, scale, row, p, at):
+        """One piece of :meth:`write_scaled`."""
         plan, layout = self.plan, self.layout
-        for row, p, at in self.pieces(tid):
-            wide = base + (p // 8 * layout.block_q + at)
-            narrow = base + (p // 8 * (self.bt * HALF) + at)
-            load = lambda at, row=row: op.load_f32(base + row * 4, at)
-            into, onto = load(plan.off_into), load(plan.off_onto)
-            outward = into * scale
-            if self.options.l2norm:
-                key = load(plan.off_key)
-                into, onto, outward = into * key, onto * key, outward * load(plan.off_query)
-            keys = [op.unpack(x) for x in op.load_i32x4(wide)]
-            queries = [op.unpack(x) for x in op.load_i32x4(wide, layout.off_q)]
-            for pairs, by, place, off in (
-                (keys, into, wide, 0),
-                (queries, outward, wide, layout.off_q),
-                (keys, onto, narrow, layout.off_k),
-            ):
-                op.store_i32x4(place, [op.pack(x * by, y * by) for x, y in pairs], off)
+        wide = base + (p // 8 * layout.block_q + at)
+        narrow = base + (p // 8 * (self.bt * HALF) + at)
+        load = lambda at: op.load_f32(base + row * 4, at)
+        into, onto = load(plan.off_into), load(plan.off_onto)
+        outward = into * scale
+        if self.options.l2norm:
+            key = load(plan.off_key)
+            into, onto, outward = into * key, onto * key, outward * load(plan.off_query)
+        keys = [op.unpack(x) for x in op.load_i32x4(wide)]
+        queries = [op.unpack(x) for x in op.load_i32x4(wide, layout.off_q)]
+        for pairs, by, place, off in (
+            (keys, into, wide, 0),
+            (queries, outward, wide, layout.off_q),
+            (keys, onto, narrow, layout.off_k),
+        ):
+            op.store_i32x4(place, [op.pack(x * by, y * by) for x, y in pairs], off)

@@ -73,6 +73,11 @@ class Plan:
     def threads(self) -> int:
         return 32 * self.warps
 
+    @property
+    def diagonal_warps(self) -> int:
+        """The first warps, which substitute: two 16 x 16 blocks each."""
+        return (self.tiles + 1) // 2
+
     # ------------------------------------------------------------------------------ scores
 
     @property
