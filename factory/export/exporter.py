@@ -26,7 +26,7 @@ from operations import Workload
 __all__ = ["SHIPPED", "ExportError", "Exporter", "Form", "Interchange", "exporter_of"]
 
 _ENTRY_POINTS = "kernel_factory.exporters"
-SHIPPED = {"kda_prefill": "factory.export.kda"}
+SHIPPED = {"kda_prefill": "factory.export.kda", "gdn_prefill": "factory.export.gdn"}
 """Operation to the module of its exporter."""
 
 _PARTS = "parts"
@@ -123,8 +123,6 @@ class Exporter(ABC):
         of the operation's workloads are.
     outputs : tuple of (str, str)
         Output of the operation to the argument of the exported function that takes its tensor.
-    kernel_prefix : str
-        Of the names of all kernels that it launches.
     homes : tuple of str
         Files of the folder that are for other packages, and no part of a solution.
     interchange : Interchange
@@ -141,7 +139,6 @@ class Exporter(ABC):
     shape_words: str
     shape_head: str
     outputs: tuple[tuple[str, str], ...]
-    kernel_prefix: str
     homes: tuple[str, ...] = ()
     interchange: Interchange
 
