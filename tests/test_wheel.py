@@ -32,7 +32,7 @@ print(json.dumps({
     "page": listed("factory", "report"),
     "export": listed("factory", "export", "templates", "delta_rule")
     + listed("factory", "export", "templates", "delta_rule", "tests")
-    + listed("factory", "export", "templates", "kda_prefill", "parts"),
+    + listed("factory", "export", "templates", "gdn_prefill"),
     "report": build_report(shipped_store(), shipped_store().get_campaign())[:15],
     "campaigns": len(campaigns),
     "shipped": len(shipped),
@@ -85,7 +85,7 @@ def test_the_installed_wheel_finds_migrations_presets_and_shipped_results(
     assert any(name.startswith("0001") for name in seen["migrations"])
     assert {"kda_prefill.toml", "quickstart.toml"} <= set(seen["presets"])
     assert {"page.css", "page.js"} <= set(seen["page"])
-    assert {"README.md", "LICENSE", "api.py", "conftest.py", "choose.part"} <= set(seen["export"])
+    assert {"README.md", "LICENSE", "api.py", "conftest.py", "parts.txt"} <= set(seen["export"])
     assert seen["report"] == "<!doctype html>"
     assert seen["campaigns"] == 0
     assert seen["shipped"] >= 1

@@ -1,13 +1,14 @@
 """What the exports of gated delta rules have in common: arguments, kernels' surface, interchange.
 
 An operation of this kind takes ``q, k, v, g, beta, cu_seqlens, initial_state, scale`` and gives
-``o`` and ``final_state``; its kernel package has the modules ``entry``, ``host``, ``config``,
-``options``, ``launch`` and ``toolchain``.
+``o`` and ``final_state``; its kernel package has the modules ``entry``, ``host``, ``config`` and
+``launch``.  What of these is shared with another operation's kernels lies among the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -16,7 +17,7 @@ from candidates import Schedule
 from factory.export.exporter import Exporter, Form, Interchange
 from operations import Workload
 
-__all__ = ["DeltaRuleExporter"]
+__all__ = ["DeltaRuleExporter", "with_offsets"]
 
 
 _AXES: dict[str, dict[str, Any]] = {
@@ -43,25 +44,28 @@ def run(q, k, v, g, beta, cu_seqlens, initial_state, scale):
 """
 
 
+def with_offsets(forms: Iterable[Any], offsets: Sequence[str]) -> tuple[Any, ...]:
+    """Each of the forms of arguments with each form of offsets."""
+    return tuple(replace(form, offsets=one) for form in forms for one in offsets)
+
+
 class DeltaRuleExporter(Exporter):
     """An :class:`.exporter.Exporter` but for what tells one gated delta rule from another.
 
     Attributes
     ----------
-    package : str
-        Of the kernels.
-    activated : tuple of (str, object)
-        Options in which a model's raw inputs differ from the plain form, by name; these are
-        compiled ahead of time beside it.  None of them where the kernels take activated inputs
-        alone.
+    package, options, toolchain : str
+        Package of the kernels, and the modules that have the form of a call's arguments and the
+        check of the DSL.
     sizes : Mapping[str, str]
         Symbolic sizes of the operation's tensors, in the order of a shape of the dispatch table,
         with what they count.
     """
 
     package: str
+    options = "candidates.kda_prefill.kernel.options"
+    toolchain = "candidates.kda_prefill.kernel.toolchain"
     sizes: Mapping[str, str]
-    activated: tuple[tuple[str, Any], ...] = ()
     configs = {"split": "Config", "fused": "FusedConfig"}  # noqa: RUF012
     outputs = (("o", "out"), ("final_state", "final_state"))
     homes = ("fla_backend.py",)
@@ -115,26 +119,32 @@ class DeltaRuleExporter(Exporter):
         )
 
     def require_dsl(self) -> str:
-        version: str = self._module("toolchain").require_dsl()
+        version: str = import_module(self.toolchain).require_dsl()
         return version
 
     def forms(self, schedules: Sequence[Schedule]) -> tuple[Form, ...]:
-        """The plain form and what models pass, each packed and as a batch, with and without an
-        initial state.  Split schedules serve the plain form alone."""
-        options = self._module("options")
-        wanted = []
-        for form in (options.PLAIN, options.Options(**dict(self.activated))):
-            wanted += [replace(form, offsets=offsets) for offsets in ("int32", "equal", "int64")]
+        """Those of :meth:`options_of`, with and without an initial state."""
         found: dict[Form, None] = {}
         for schedule in schedules:
             config = self._module("launch").config_of(schedule)
-            fused = hasattr(config, "waves")
-            if fused:
+            if hasattr(config, "waves"):  # a number at the launch
                 config = replace(config, waves=1)
-            for form in wanted if fused else wanted[:1]:
+            for options in self.options_of(config, import_module(self.options)):
                 for with_state in (True, False):
-                    found.setdefault(Form(config, with_state, form))
+                    found.setdefault(Form(config, with_state, options))
         return tuple(found)
+
+    @abstractmethod
+    def options_of(self, config: Any, options: Any) -> tuple[Any, ...]:
+        """What is compiled ahead of time for a configuration.
+
+        Parameters
+        ----------
+        config : object
+            Of the kernel package.
+        options : module
+            Which holds ``Options`` and the plain ones, ``PLAIN``.
+        """
 
     def compile(self, form: Form) -> Any:
         host = self._module("host")

@@ -26,11 +26,12 @@ from operations import Workload
 __all__ = ["SHIPPED", "ExportError", "Exporter", "Form", "Interchange", "exporter_of"]
 
 _ENTRY_POINTS = "kernel_factory.exporters"
-SHIPPED = {"kda_prefill": "factory.export.kda"}
+SHIPPED = {"kda_prefill": "factory.export.kda", "gdn_prefill": "factory.export.gdn"}
 """Operation to the module of its exporter."""
 
-_PARTS = "parts"
+_PARTS = "parts.txt"
 _PART = re.compile(r"^( *)# part: (\w+)\n", re.M)
+_HEADING = re.compile(r"^=== (\w+)\n", re.M)
 
 
 class ExportError(CommandError):
@@ -104,8 +105,8 @@ class Exporter(ABC):
         Also the name of the exported function.
     templates : tuple of (str, str)
         Package and folder in it: where the files of an export lie that no campaign decides.  Of
-        one name the first is taken.  A line ``# part: NAME`` of a template stands for the file
-        ``parts/NAME.part`` of the first folder that has one.
+        one name the first is taken.  A line ``# part: NAME`` of a template stands for what follows
+        the line ``=== NAME`` in the ``parts.txt`` of the first folder that has it there.
     words : Mapping[str, str]
         What is put for what in templates, their parts and their file names.
     packages : Mapping[str, str]
@@ -123,8 +124,6 @@ class Exporter(ABC):
         of the operation's workloads are.
     outputs : tuple of (str, str)
         Output of the operation to the argument of the exported function that takes its tensor.
-    kernel_prefix : str
-        Of the names of all kernels that it launches.
     homes : tuple of str
         Files of the folder that are for other packages, and no part of a solution.
     interchange : Interchange
@@ -141,7 +140,6 @@ class Exporter(ABC):
     shape_words: str
     shape_head: str
     outputs: tuple[tuple[str, str], ...]
-    kernel_prefix: str
     homes: tuple[str, ...] = ()
     interchange: Interchange
 
@@ -190,13 +188,15 @@ class Exporter(ABC):
 
     def files(self) -> dict[str, str]:
         """Path in the export to text, of everything that comes from templates."""
-        folders = [files(package) / folder for package, folder in self.templates]
         found: dict[str, Traversable] = {}
-        for folder in folders:
+        parts: dict[str, str] = {}
+        for package, name in self.templates:
+            folder = files(package) / name
             for path, file in _walk(folder, ""):
                 found.setdefault(path, file)
+            parts = _parts(folder) | parts
         return {
-            self.filled(path): self.filled(_whole(file.read_text("utf-8"), folders))
+            self.filled(path): self.filled(_whole(file.read_text("utf-8"), parts))
             for path, file in sorted(found.items())
         }
 
@@ -209,21 +209,29 @@ class Exporter(ABC):
 
 def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if not entry.is_dir():
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _walk(entry, f"{prefix}{entry.name}/")
+        elif prefix or entry.name != _PARTS:
             yield prefix + entry.name, entry
-        elif entry.name not in ("__pycache__", _PARTS):
-            yield from _walk(entry, f"{prefix}{entry.name}/")
 
 
-def _whole(text: str, folders: Sequence[Traversable]) -> str:
+def _parts(folder: Traversable) -> dict[str, str]:
+    """Parts of a folder of templates by name; empty if it has none."""
+    file = folder / _PARTS
+    if not file.is_file():
+        return {}
+    _, *named = _HEADING.split(file.read_text("utf-8"))
+    return dict(zip(named[::2], named[1::2], strict=True))
+
+
+def _whole(text: str, parts: Mapping[str, str]) -> str:
     """A template with its parts in place, indented as the lines that stand for them."""
 
     def put(found: re.Match[str]) -> str:
-        for folder in folders:
-            part = folder / _PARTS / f"{found[2]}.part"
-            if part.is_file():
-                return textwrap.indent(_whole(part.read_text("utf-8"), folders), found[1])
-        raise ExportError(f"a template asks for {found[2]}.part, and there is none")
+        if found[2] not in parts:
+            raise ExportError(f"a template asks for part {found[2]}, and there is none")
+        return textwrap.indent(parts[found[2]], found[1])
 
     return _PART.sub(put, text)
 

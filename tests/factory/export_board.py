@@ -1,4 +1,4 @@
-"""A small measured campaign of KDA prefill, as lines to import: three fused schedules, two shapes.
+"""A small measured campaign of an operation, as lines to import: three schedules, two shapes.
 
 Its times are made up, so that a test decides who wins, where, and by how much.
 """
@@ -8,22 +8,53 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import candidates
 import operations
+from candidates import Family, Schedule
 from leaderboard import FingerprintRecord, Store, import_lines, interval
+from operations import Operation
 
-OPERATION = operations.get("kda_prefill")
-FAMILY = candidates.get("kda_prefill")
-SCHEDULES = [s for s in FAMILY.offered("fused") if FAMILY.gate_bound(s) is not None][:3] or list(
-    FAMILY.offered("fused")[:3]
-)
-"""The first one wins."""
 
-SHAPES = ("2048/12/1", "8192/12/4")
-HELD_OUT = "odd-500/5"
+@dataclass(frozen=True)
+class Subject:
+    """What was measured; the first of the schedules wins."""
+
+    operation: Operation
+    family: Family
+    schedules: tuple[Schedule, ...]
+    shapes: tuple[str, str]
+    held_out: str
+
+
+def _kda() -> Subject:
+    family = candidates.get("kda_prefill")
+    offered = family.offered("fused")
+    bounded = [s for s in offered if family.gate_bound(s) is not None]
+    return Subject(
+        operations.get("kda_prefill"),
+        family,
+        tuple(bounded[:3] or offered[:3]),
+        ("2048/12/1", "8192/12/4"),
+        "odd-500/5",
+    )
+
+
+def _gdn() -> Subject:
+    family = candidates.get("gdn_prefill")
+    return Subject(
+        operations.get("gdn_prefill"),
+        family,
+        family.offered("quickstart")[:3],
+        ("2048/4/8/1", "8192/8/16/64"),
+        "odd-500/5/10",
+    )
+
+
+KDA, GDN = _kda(), _gdn()
+OPERATION, FAMILY, SCHEDULES, SHAPES = KDA.operation, KDA.family, KDA.schedules, KDA.shapes
 MOMENT = "2026-11-30T07:45:40+00:00"
 CAMPAIGN, JOB = "survey-of-tests", "job-of-tests"
 FINGERPRINT = FingerprintRecord.of(
@@ -39,13 +70,18 @@ FINGERPRINT = FingerprintRecord.of(
 Times = Mapping[tuple[int, str, str], float]
 """(number of the schedule, shape, regime) to median microseconds."""
 
-EVEN: Times = {
-    (n, shape, regime): us * (1 + n / 10)
-    for n in range(3)
-    for shape, us in zip(SHAPES, (26.0, 95.0), strict=True)
-    for regime in ("production", "slow")
-}
-"""Each schedule 10% behind the one before, everywhere."""
+
+def even(subject: Subject) -> Times:
+    """Each schedule 10% behind the one before, everywhere."""
+    return {
+        (n, shape, regime): us * (1 + n / 10)
+        for n in range(3)
+        for shape, us in zip(subject.shapes, (26.0, 95.0), strict=True)
+        for regime in ("production", "slow")
+    }
+
+
+EVEN = even(KDA)
 
 
 def samples(median: float) -> list[float]:
@@ -56,54 +92,60 @@ def uid(*parts: object) -> str:
     return "-".join(map(str, parts))
 
 
-def lines(times: Times = EVEN, **changes: Any) -> Iterator[str]:
+def lines(times: Times | None = None, subject: Subject = KDA, **changes: Any) -> Iterator[str]:
     """The campaign; ``finals=False`` leaves these out, ``source`` is what it was measured with.
 
     With ``build`` the compile stage of the first schedule is a real one.
     """
-    source = changes.get("source", FAMILY.source_hash())
+    times = even(subject) if times is None else times
+    source = changes.get("source", subject.family.source_hash())
     made = [
         {"kind": "header", "format": "kernel-factory leaderboard", "version": 1},
         {"kind": "fingerprint", **FINGERPRINT.model_dump()},
-        {"kind": "campaign", "id": CAMPAIGN, "name": "survey", "operation": OPERATION.name,
-         "operation_version": changes.get("version", OPERATION.version), "family": FAMILY.name,
+        {"kind": "campaign", "id": CAMPAIGN, "name": "survey", "operation": subject.operation.name,
+         "operation_version": changes.get("version", subject.operation.version),
+         "family": subject.family.name,
          "source_hash": source, "config": {}, "space_hash": "b", "space": {}, "seed": 1,
-         "budget": 3, "status": "finished", "clock": "gpu", "workloads": list(SHAPES),
+         "budget": 3, "status": "finished", "clock": "gpu", "workloads": list(subject.shapes),
          "ranking_regime": "production", "slow_regime": "slow", "created_at": MOMENT,
          "updated_at": MOMENT},
         {"kind": "job", "id": JOB, "campaign_id": CAMPAIGN, "fingerprint_id": FINGERPRINT.id,
          "gpu": "NVIDIA H200", "status": "valid", "started_at": MOMENT, "ended_at": MOMENT,
          "drift": 0.004, "note": "", "seed": 7, "details": {}},
     ]  # fmt: skip
-    for n, schedule in enumerate(SCHEDULES):
-        made.append(_trial(n, schedule, times, source, _build(n, schedule, **changes)))
-    for n in range(len(SCHEDULES)):
+    for n in range(len(subject.schedules)):
+        made.append(_trial(n, subject, times, source, _build(n, subject, **changes)))
+    for n in range(len(subject.schedules)):
         for phase in ("search", "final"):
             if phase == "final" and (n == 2 or not changes.get("finals", True)):
                 continue  # the third is no finalist
-            for shape in SHAPES:
+            for shape in subject.shapes:
                 for regime in ("production", "slow"):
                     made.append(_time(n, shape, regime, phase, times[n, shape, regime]))
             if phase == "final":
-                made.append(_time(n, HELD_OUT, "production", phase, 20.0 + n, held_out=True))
+                made.append(
+                    _time(n, subject.held_out, "production", phase, 20.0 + n, held_out=True)
+                )
     made.append({"kind": "end", "lines": len(made) - 1})
     return (json.dumps(item) for item in made)
 
 
-def _build(n: int, schedule: Any, *, build: bool = False, **_: Any) -> dict[str, Any]:
+def _build(n: int, subject: Subject, *, build: bool = False, **_: Any) -> dict[str, Any]:
     """Details of a compile stage."""
     if not build or n:
         kernels = [{"name": f"kda_fused_{n}", "registers": 96, "stack_bytes": 0, "threads": 640}]
         return {"kernels": kernels, "cubin_sha256": "c" * 64}
-    made = FAMILY.compile(schedule)
+    made = subject.family.compile(subject.schedules[n])
     return {"kernels": [asdict(k) for k in made.kernels], "cubin_sha256": made.cubin_sha256}
 
 
 def _trial(
-    n: int, schedule: Any, times: Times, source: str, build: dict[str, Any]
+    n: int, subject: Subject, times: Times, source: str, build: dict[str, Any]
 ) -> dict[str, Any]:
+    schedule, shapes = subject.schedules[n], subject.shapes
+
     def geomean(regime: str) -> float:
-        return math.exp(sum(math.log(times[n, s, regime]) for s in SHAPES) / len(SHAPES))
+        return math.exp(sum(math.log(times[n, s, regime]) for s in shapes) / len(shapes))
 
     return {
         "kind": "trial", "uid": uid("trial", n), "campaign_id": CAMPAIGN, "number": n,
@@ -114,7 +156,7 @@ def _trial(
         "started_at": MOMENT, "ended_at": MOMENT, "log_path": None,
         "stages": [{"stage": "compile", "status": "passed", "reason": "", "seconds": 1.0,
                     "details": build}],
-        "errors": [{"stage": "gate", "regime": "production", "workload": SHAPES[0], "tensor": "o",
+        "errors": [{"stage": "gate", "regime": "production", "workload": shapes[0], "tensor": "o",
                     "scope": "all", "max_rel": 0.006, "rms_rel": 0.004, "finite": True,
                     "within": True, "seed": 1, "out_of_contract": False}],
     }  # fmt: skip
@@ -134,6 +176,6 @@ def _time(
     }  # fmt: skip
 
 
-def fill(store: Store, times: Times = EVEN, **changes: Any) -> Store:
+def fill(store: Store, times: Times | None = None, **changes: Any) -> Store:
     import_lines(store, lines(times, **changes))
     return store

@@ -301,15 +301,17 @@ def test_kernel_modules_of_two_packages_go_to_two_folders(tmp_path, monkeypatch)
 # -- what stands alone -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("subject", [board.KDA, board.GDN], ids=lambda s: s.operation.name)
 def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothing_of_us(
-    factory, tmp_path
+    factory, tmp_path, subject
 ):
     """Only torch, nvidia-cutlass-dsl, apache-tvm-ffi, pytest and what these require can be found
     there, no variable of ours is set, and the working directory is another."""
     with open_store("sqlite:///built.db") as store:
-        board.fill(store, build=True)
+        board.fill(store, subject=subject, build=True)
     built = ("--db", "sqlite:///built.db")
-    factory("export", "kda_prefill", "--to", "vendored", *built)
+    name = subject.operation.name
+    factory("export", name, "--to", "vendored", *built)
     python = clean_environment.make(
         tmp_path / "env", ["torch", "nvidia-cutlass-dsl[cu13]", "apache-tvm-ffi", "pytest"]
     )
@@ -332,7 +334,7 @@ def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothin
     assert passed is not None
     assert int(passed[1]) > 60, done.stdout[-500:]
     assert "timed as of another compiler" not in done.stdout
-    code, out, _ = factory("export", "kda_prefill", "--check", "vendored", *built)
+    code, out, _ = factory("export", name, "--check", "vendored", *built)
     assert (code, "fine" in out) == (0, True), "its own tests leave it as it was"
 
 

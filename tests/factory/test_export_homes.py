@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import export_board as board
 import pytest
 import torch
+from fla_stand_in import vendored
 
 from factory.export.folder import write
 from factory.export.render import render
@@ -24,47 +24,11 @@ from leaderboard import open_store
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The exported module, registered with a stand-in of ``fla.backends``."""
     base = tmp_path_factory.mktemp("fla")
-    with open_store(f"sqlite:///{base / 'x.db'}") as store:
-        found = render(select(board.OPERATION, board.FAMILY, [board.fill(store)]))
-    write(found, base / "vendored_for_fla")
-    registered: dict[Any, Any] = {}
-
-    def register(entry_point: Any) -> Any:
-        def keep(cls: Any) -> Any:
-            registered[entry_point] = cls
-            return cls
-
-        return keep
-
-    def chunk_kda() -> None:
-        """fla's own."""
-
-    stand_ins = {
-        "fla": types.ModuleType("fla"),
-        "fla.backends": types.ModuleType("fla.backends"),
-        "fla.ops": types.ModuleType("fla.ops"),
-        "fla.ops.kda": types.ModuleType("fla.ops.kda"),
-        "fla.ops.kda.chunk": types.ModuleType("fla.ops.kda.chunk"),
-    }
-    stand_ins["fla.backends"].BaseBackend = object  # type: ignore[attr-defined]
-    stand_ins["fla.backends"].register = register  # type: ignore[attr-defined]
-    stand_ins["fla.ops.kda.chunk"].chunk_kda = chunk_kda  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patched:
-        for name, module in stand_ins.items():
-            patched.setitem(sys.modules, name, module)
-        patched.syspath_prepend(str(base))
-        module = importlib.import_module("vendored_for_fla.fla_backend")
-        arguments = importlib.import_module("vendored_for_fla.kernel.arguments")
-        entry = importlib.import_module("vendored_for_fla.kernel.entry")
-        api = importlib.import_module("vendored_for_fla.api")
-        patched.setattr(arguments, "on_gpu", lambda x: True)
-        patched.setattr(entry, "compiled", lambda *a, **k: _by_the_oracle)
-        patched.setattr(entry, "_sms", lambda device: 132)
-        patched.setattr(entry, "_on_stream", lambda stream, device: None)
-        patched.setattr(api, "_machine_problem", lambda index: "")
+    own = "fla.ops.kda.chunk.chunk_kda"
+    with vendored(base, board.KDA, "vendored_for_fla", _by_the_oracle, own) as (module, registered):
+        chunk_kda = sys.modules["fla.ops.kda.chunk"].chunk_kda
         assert registered == {chunk_kda: module.KdaPrefillBackend}
         yield module.KdaPrefillBackend()
-    assert Path(str(module.__file__)).parent == base / "vendored_for_fla"
 
 
 def _by_the_oracle(*handed: Any) -> None:

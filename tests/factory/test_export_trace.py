@@ -15,6 +15,7 @@ import torch
 
 from factory.cli import _run
 from factory.export import trace
+from factory.export.folder import write
 from factory.export.render import render
 from factory.export.select import Selection, select
 from leaderboard import open_store
@@ -67,6 +68,20 @@ def test_the_data_set_is_read_whole_by_the_real_package(data: Any, root: Path) -
         shapes = definition.get_input_shapes(w.workload.axes)
         values = definition.get_axes_values(shapes)
         assert values == dict(w.workload.axes)
+
+
+def test_the_data_set_of_another_operation_is_read_too(data: Any, tmp_path: Path) -> None:
+    with open_store("sqlite://") as store:
+        board.fill(store, subject=board.GDN)
+        chosen = select(board.GDN.operation, board.GDN.family, [store])
+    write(trace.render_traces(chosen, render(chosen)), tmp_path / "gdn")
+    found = data.TraceSet.from_path(str(tmp_path / "gdn"))
+    (definition,) = found.definitions.values()
+    assert (definition.name, definition.const_axes) == ("gdn_prefill", {"D": 128})
+    assert len(found.traces["gdn_prefill"]) == len(board.GDN.shapes) * 2
+    for w in found.workloads["gdn_prefill"]:
+        shapes = definition.get_input_shapes(w.workload.axes)
+        assert definition.get_axes_values(shapes) == dict(w.workload.axes)
 
 
 def test_traces_hold_what_was_measured_and_nothing_that_was_not(data: Any, root: Path) -> None:

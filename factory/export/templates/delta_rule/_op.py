@@ -54,25 +54,15 @@ def _eager(
     cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None,
     scale: float | None,
-    gate: str,
-    lower_bound: float | None,
-    A_log: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    beta_logits: bool,
-    l2norm: bool,
+    # part: forms_of_operator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from .api import any_prefill
 
-    return any_prefill(
-        q, k, v, g, beta, cu_seqlens, initial_state, scale=scale, gate=gate,
-        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
-        l2norm=l2norm,
-    )  # fmt: skip
+    # part: operator_calls
 
 
 def _fake(
-    q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound, A_log, dt_bias,
-    beta_logits, l2norm,
+    q, k, v, g, beta, cu_seqlens, initial_state, scale, any_listed_forms,
 ):  # fmt: skip
     """Shapes and dtypes of the results, from those of the arguments."""
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

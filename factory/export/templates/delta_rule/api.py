@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import any_of_dataclasses
 from typing import Any
 
 import torch
@@ -54,17 +54,12 @@ def any_prefill(
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
-    gate: str = "log",
-    lower_bound: float | None = None,
-    A_log: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-    beta_logits: bool = False,
-    l2norm: bool = False,
+    # part: forms
     out: torch.Tensor | None = None,
     final_state: torch.Tensor | bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """@CONTRACT@"""
-    forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
+    forms = (any_forms)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     if torch.compiler.is_compiling():
         if stream is None and not validate:
@@ -80,7 +75,7 @@ def any_prefill(
 def _run(tensors, scale, forms, stream, validate, out, final_state):
     """The call, not traced."""
     # part: shaped
-    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
+    any_forms = forms
     config = choose(any_shape_arguments)
     if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
@@ -88,14 +83,10 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
     if bounded or validate:
         _refuse(config, tensors, scale, forms, out, final_state)
     if bounded:
-        _refuse_gate(gate, lower_bound)
+        _refuse_gate(any_bounded)
     if validate:
         _validate_gates(g, gate)
-    return entry.any_prefill(
-        *tensors, schedule=config, scale=scale, stream=stream, validate=validate, gate=gate,
-        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
-        l2norm=l2norm, out=out, final_state=final_state,
-    )  # fmt: skip
+    # part: call
 
 
 def support(
@@ -108,12 +99,7 @@ def support(
     initial_state: torch.Tensor | None = None,
     *,
     scale: float | None = None,
-    gate: str = "log",
-    lower_bound: float | None = None,
-    A_log: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-    beta_logits: bool = False,
-    l2norm: bool = False,
+    # part: forms
     out: torch.Tensor | None = None,
     final_state: torch.Tensor | bool | None = None,
 ) -> Support:
@@ -124,20 +110,19 @@ def support(
 
     Parameters
     ----------
-    q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound, A_log, dt_bias, \
-beta_logits, l2norm, out, final_state
+    q, k, v, g, beta, cu_seqlens, initial_state, scale, any_documented_forms, out, final_state
         As for :func:`any_prefill`.
 
     Returns
     -------
     Support
     """
-    forms = (gate, lower_bound, A_log, dt_bias, beta_logits, l2norm)
+    forms = (any_forms)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     try:
         config = choose(any_shape_arguments)
         options = _refuse(config, tensors, scale, forms, out, final_state)
-        _refuse_gate(gate, lower_bound)
+        _refuse_gate(any_bounded)
     except (TypeError, ValueError) as error:
         return Support(False, str(error))
     problem = _machine_problem(q.device.index)
@@ -172,34 +157,13 @@ def _refuse(config, tensors, scale, forms, out, final_state):
 
     Returns the form of the arguments.
     """
-    gate, lower_bound, A_log, dt_bias, beta_logits, l2norm = forms
-    split = isinstance(config, entry.Config)
-    options = entry.check(
-        *tensors, out, final_state, split and config.segments == 1, gate=gate,
-        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits,
-        l2norm=l2norm,
-    )  # fmt: skip
-    if split:
-        arguments.decline_for_split(options)
+    # part: check
     if scale is not None:
         arguments.finite("scale", scale)
     return options
 
 
-def _refuse_gate(gate: str, lower_bound: float | None) -> None:
-    """A gate activated in the kernel that may go past what the kernels bear."""
-    if GATE_BOUND is None or gate == "log":
-        return
-    if gate == "softplus":
-        raise ValueError(
-            f"gate='softplus' has no lower end; these kernels are right for gates of at least"
-            f" {GATE_BOUND:g} a token"
-        )
-    if lower_bound is not None and lower_bound < GATE_BOUND:
-        raise ValueError(
-            f"lower_bound is {lower_bound:g}; these kernels are right for gates of at least"
-            f" {GATE_BOUND:g} a token"
-        )
+# part: refuse_gate
 
 
 def _validate_gates(g: torch.Tensor, gate: str) -> None:

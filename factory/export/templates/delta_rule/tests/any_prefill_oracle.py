@@ -4,7 +4,35 @@ from __future__ import annotations
 
 import torch
 
-# part: oracle
+# part: bounds
+
+
+def oracle(q, k, v, g, beta, cu_seqlens, initial_state=None, scale=None):
+    """``o`` [T, any_values, 128] and ``final_state`` [N, any_values, 128, 128] (value-major), both float64.
+
+    # part: oracle_says
+    """
+    # part: oracle_heads
+    scale = D**-0.5 if scale is None else scale
+    q, k, v, beta = (x.double() for x in (q, k, v, beta))
+    decay = g.double().exp()
+    offsets: list[int] = []
+    for x in cu_seqlens.tolist():
+        x = min(max(int(x), 0), T)
+        offsets.append(max(x, offsets[-1]) if offsets else x)
+    N = len(offsets) - 1
+    state = torch.zeros(N, H, D, D, dtype=torch.float64, device=q.device)
+    if initial_state is not None:
+        state += initial_state.double()
+    o = torch.zeros_like(v)
+    for n in range(N):
+        S = state[n]  # [H, V, K]
+        for t in range(offsets[n], offsets[n + 1]):
+            S *= decay[t, any_decay_axes]
+            r = v[t] - torch.einsum("hvk,hk->hv", S, k[t])
+            S += beta[t, :, None, None] * r[:, :, None] * k[t, :, None, :]
+            o[t] = scale * torch.einsum("hvk,hk->hv", S, q[t])
+    return o, state
 
 
 def assert_close(got, want, what: str) -> None:

@@ -27,7 +27,7 @@ def names(config):
 @pytest.fixture(params=CONFIGS, ids=names)
 def every_schedule(request, monkeypatch):
     """Serve all shapes with one schedule of the table, each in turn."""
-    monkeypatch.setattr(api, "choose", lambda q, cu_seqlens: request.param)
+    monkeypatch.setattr(api, "choose", lambda any_shape_arguments: request.param)
     return request.param
 
 
@@ -222,4 +222,23 @@ def test_views_value_heads_long_offsets_and_short_states_are_read_by_value_or_re
     right_or_refused(few, *oracle(**{**x, **shared}), "value heads")
 
 
-# part: raw_is_activated
+def test_what_models_have_is_activated_in_the_kernel_or_refused():
+    x = inputs([0, 50, 133], heads=2)
+    A_log, dt_bias = torch.randn(2, device="cuda") * 0.2, torch.randn(any_bias_shape, device="cuda")
+    raw = {**x, "g": torch.randn_like(x["g"]).bfloat16(), "q": x["q"] * 3, "k": x["k"] * 2}
+    raw["beta"] = torch.randn_like(x["beta"]).bfloat16()
+
+    def unit(t):
+        t = t.double()
+        return t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+    # part: raw_shifted
+    told = {
+        **raw,
+        "q": unit(raw["q"]),
+        "k": unit(raw["k"]),
+        "g": any_activated_gate,
+        "beta": raw["beta"].double().sigmoid(),
+    }
+    # part: raw_options
+    right_or_refused(raw, *oracle(**told), "raw", **options)

@@ -132,7 +132,7 @@ def test_compiled_graphs_know_shapes_and_dtypes_without_a_device():
     with FakeTensorMode(), torch.no_grad():
         x = inputs([0, 20, 37], device="cpu")
         o, state = operator(
-            *x.values(), None, "log", None, None, None, False, False
+            *x.values(), None, any_default_forms
         )  # fmt: skip
     assert (o.shape, o.dtype) == ((37, 3, 128), torch.bfloat16)
     assert (state.shape, state.dtype) == ((2, 3, 128, 128), torch.float32)

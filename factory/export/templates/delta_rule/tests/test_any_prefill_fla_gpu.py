@@ -1,4 +1,4 @@
-"""With the backend registered, fla's ``chunk_kda`` gives fla's results, and our kernels run."""
+# part: fla_tests_say
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from any_prefill_vendored import inputs, on_hopper, package
 
 pytestmark = on_hopper
 
-chunk = pytest.importorskip("fla.ops.kda.chunk", reason="flash-linear-attention is not installed")
+# part: fla_is_there
 HEADS = 2  # fla's autotuner takes a minute for each number of heads
 
 
 @pytest.fixture(scope="module")
-def chunk_kda():
+def any_chunk():
     importlib.import_module(f"{package.__name__}.fla_backend")
-    return chunk.chunk_kda
+    return chunk.any_chunk
 
 
 @pytest.fixture(scope="module")
 def theirs():
     """fla's own function, behind the dispatcher."""
-    return inspect.unwrap(chunk.chunk_kda)
+    return inspect.unwrap(chunk.any_chunk)
 
 
 def launched(function):
@@ -42,8 +42,7 @@ def activated():
     x = inputs([0, 100, 257], heads=HEADS, gates=(-4.5, 0.0))
     made = {name: x[name].unsqueeze(0) for name in ("q", "k", "v", "g", "beta")}
     made["initial_state"] = x["initial_state"].transpose(-1, -2).contiguous()
-    return made | {"cu_seqlens": x["cu_seqlens"].long(), "output_final_state": True,
-                   "safe_gate": True}  # fmt: skip
+    # part: fla_activated
 
 
 def as_a_model_calls_it():
@@ -54,12 +53,12 @@ def as_a_model_calls_it():
         "g": torch.randn(made["g"].shape, **draw).bfloat16(),
         "beta": torch.randn(made["beta"].shape, **draw).bfloat16(),
         "A_log": torch.randn(HEADS, **draw) * 0.2,
-        "dt_bias": torch.randn(HEADS * 128, **draw) * 0.3,
+        "dt_bias": torch.randn(any_fla_bias, **draw) * 0.3,
         "initial_state": made["initial_state"].transpose(-1, -2).contiguous(),
         "use_qk_l2norm_in_kernel": True,
         "use_gate_in_kernel": True,
         "use_beta_sigmoid_in_kernel": True,
-        "lower_bound": -5.0,
+        # part: fla_bound
         "state_v_first": True,
     }
 
@@ -70,10 +69,10 @@ def apart(a, b):
 
 @pytest.mark.parametrize("made", [activated, as_a_model_calls_it])
 @torch.inference_mode()
-def test_results_are_flas_and_kernels_are_ours(chunk_kda, theirs, made):
+def test_results_are_flas_and_kernels_are_ours(any_chunk, theirs, made):
     x = made()
-    (o, state), names = launched(lambda: chunk_kda(**x))
-    assert any(name.startswith("any_kernel_") for name in names), names
+    (o, state), names = launched(lambda: any_chunk(**x))
+    assert any(name.startswith(any_kernels_launched) for name in names), names
     assert not [name for name in names if "chunk_" in name], "fla's own kernels ran"
     want_o, want_state = theirs(**x)
     assert o.shape == want_o.shape
@@ -82,28 +81,25 @@ def test_results_are_flas_and_kernels_are_ours(chunk_kda, theirs, made):
     assert apart(state, want_state) < 1e-2
 
 
-def test_a_call_that_needs_gradients_stays_with_fla(chunk_kda):
-    backend = importlib.import_module(f"{package.__name__}.fla_backend").KdaPrefillBackend()
+def test_a_call_that_needs_gradients_stays_with_fla(any_chunk):
+    backend = importlib.import_module(f"{package.__name__}.fla_backend").AnyPrefillBackend()
     x = activated()
     x["q"].requires_grad_()
-    served, reason = backend.chunk_kda_verifier(**x)
+    served, reason = backend.any_chunk_verifier(**x)
     assert not served
     assert "forward only" in reason
     with torch.no_grad():
-        assert backend.chunk_kda_verifier(**x) == (True, None)
+        assert backend.any_chunk_verifier(**x) == (True, None)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"return_intermediate_states": True}, "return_intermediate_states"),
-        ({"allow_neg_eigval": True}, "allow_neg_eigval"),
-        ({"cp_context": object()}, "cp_context"),
-        ({"surprise": 1}, "surprise"),
+        # part: fla_declined
     ],
 )
-def test_the_verifier_declines_by_name(chunk_kda, changes, said):
-    backend = importlib.import_module(f"{package.__name__}.fla_backend").KdaPrefillBackend()
-    served, reason = backend.chunk_kda_verifier(**(activated() | changes))
+def test_the_verifier_declines_by_name(any_chunk, changes, said):
+    backend = importlib.import_module(f"{package.__name__}.fla_backend").AnyPrefillBackend()
+    served, reason = backend.any_chunk_verifier(**(activated() | changes))
     assert not served
     assert said in reason

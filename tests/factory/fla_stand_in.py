@@ -1,0 +1,81 @@
+"""An exported folder beside a stand-in of fla's backend registry, called without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import export_board as board
+import pytest
+
+from factory.export.folder import write
+from factory.export.render import render
+from factory.export.select import select
+from leaderboard import open_store
+
+__all__ = ["vendored"]
+
+
+def _modules(function: str | None) -> dict[str, types.ModuleType]:
+    """``fla.backends``, and the module of fla's own function by its dotted name."""
+    names = ["fla", "fla.backends"]
+    where, _, name = (function or "").rpartition(".")
+    parts = where.split(".")
+    names += [".".join(parts[: n + 1]) for n in range(1, len(parts))]
+    made = {name: types.ModuleType(name) for name in names}
+    if function is not None:
+        setattr(made[where], name, lambda: None)
+    return made
+
+
+@contextmanager
+def vendored(
+    base: Path,
+    subject: board.Subject,
+    package: str,
+    compiled: Callable[..., None],
+    function: str | None = None,
+) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """An export in ``base`` under the name ``package``, whose kernels are ``compiled``.
+
+    ``function`` is fla's own, if the backend imports it.  Yields the module of the backend, and
+    what it registered by what it registered it for.
+    """
+    with open_store(f"sqlite:///{base / 'x.db'}") as store:
+        board.fill(store, subject=subject)
+        found = render(select(subject.operation, subject.family, [store]))
+    write(found, base / package)
+    registered: dict[Any, Any] = {}
+
+    def register(entry_point: Any) -> Any:
+        def keep(cls: Any) -> Any:
+            registered[entry_point] = cls
+            return cls
+
+        return keep
+
+    stand_ins = _modules(function)
+    stand_ins["fla.backends"].BaseBackend = object  # type: ignore[attr-defined]
+    stand_ins["fla.backends"].register = register  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patched:
+        for name, module in stand_ins.items():
+            patched.setitem(sys.modules, name, module)
+        patched.syspath_prepend(str(base))
+        backend = importlib.import_module(f"{package}.fla_backend")
+        entry = importlib.import_module(f"{package}.kernel.entry")
+        for name, attribute, value in (
+            ("kernel.arguments", "on_gpu", lambda x: True),
+            ("kernel.entry", "compiled", lambda *a, **k: compiled),
+            ("kernel.entry", "_on_stream", lambda stream, device: None),
+            ("api", "_machine_problem", lambda index: ""),
+        ):
+            patched.setattr(importlib.import_module(f"{package}.{name}"), attribute, value)
+        if hasattr(entry, "_sms"):
+            patched.setattr(entry, "_sms", lambda device: 132)
+        assert Path(str(backend.__file__)).parent == base / package
+        yield backend, registered

@@ -1,0 +1,247 @@
+"""The export of GDN prefill: its fla backend, ahead-of-time form and interchange, without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import export_board as board
+import pytest
+import torch
+from fla_stand_in import vendored
+
+from factory.cli import _run
+from factory.export import aot, trace
+from factory.export.exporter import exporter_of
+from factory.export.render import render
+from factory.export.select import Selection, select
+from leaderboard import open_store
+
+OPERATION = board.GDN.operation
+HEADS, VALUE_HEADS = 2, 4
+PACKAGE = "gdn_for_fla"
+
+
+def by_the_oracle(*handed: Any) -> None:
+    """What a compiled call is handed, computed in float64; what is raw is activated here."""
+    abi = importlib.import_module(f"{PACKAGE}.kernel.host").ABI
+    a = dict(zip(abi, handed, strict=True))
+    assert all(x.is_contiguous() for x in handed if isinstance(x, torch.Tensor))
+    g, beta = a["g"].double(), a["beta"].double()
+    if a["A_log"] is not None:
+        shifted = g + a["dt_bias"][:, 0].double()
+        g = -a["A_log"].double().exp() * torch.nn.functional.softplus(shifted)
+        beta = beta.sigmoid()
+    q, k = (torch.nn.functional.normalize(a[name].double(), dim=-1) for name in "qk")
+    found = OPERATION.oracle(
+        {"q": q, "k": k, "g": g, "beta": beta}
+        | {name: a[name] for name in ("v", "cu_seqlens", "initial_state", "scale")}
+    )
+    a["o"].copy_(found["o"])
+    if a["final_state"] is not None:
+        a["final_state"].copy_(found["final_state"])
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The exported module, registered with a stand-in of ``fla.backends``."""
+    with vendored(tmp_path_factory.mktemp("fla"), board.GDN, PACKAGE, by_the_oracle) as made:
+        module, registered = made
+        assert registered == {"gated_delta_rule": module.GdnPrefillBackend}
+        yield module.GdnPrefillBackend()
+
+
+def call(**changes: Any) -> dict[str, Any]:
+    """As a model calls ``chunk_gated_delta_rule``: activated gates, q and k to be normalised."""
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    made = {
+        "q": normal(1, 37, HEADS, 128).bfloat16(),
+        "k": normal(1, 37, HEADS, 128).bfloat16(),
+        "v": normal(1, 37, VALUE_HEADS, 128).bfloat16(),
+        "g": -torch.rand(1, 37, VALUE_HEADS, generator=draw),
+        "beta": torch.rand(1, 37, VALUE_HEADS, generator=draw).bfloat16(),
+        "initial_state": normal(2, VALUE_HEADS, 128, 128),
+        "cu_seqlens": torch.tensor([0, 20, 37]),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    return {**made, **changes}
+
+
+def expected(x: dict[str, Any], **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    lead = {n: x[n].squeeze(0) for n in ("q", "k", "v", "g", "beta")}
+    lead |= {n: torch.nn.functional.normalize(lead[n].double(), dim=-1) for n in "qk"}
+    told = {"initial_state": x["initial_state"], "scale": 128**-0.5, **changes}
+    found = OPERATION.oracle({**lead, "cu_seqlens": x["cu_seqlens"], **told})
+    return found["o"], found["final_state"]
+
+
+def served(backend: Any, x: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    assert backend.chunk_gated_delta_rule_verifier(**x) == (True, None)
+    o, state = backend.chunk_gated_delta_rule(**x)
+    assert o.shape == x["v"].shape
+    return o[0].double(), None if state is None else state.double()
+
+
+def test_what_models_pass_is_computed_as_fla_defines_it_and_states_are_in_its_layout(
+    backend: Any,
+) -> None:
+    x = call()
+    o, state = served(backend, x)
+    want_o, want = expected(x, initial_state=x["initial_state"].mT)
+    assert torch.allclose(o, want_o, atol=2e-2)
+    assert state is not None
+    assert torch.allclose(state, want.mT, atol=1e-4)
+    v_first = call(state_v_first=True, output_final_state=False, scale=0.5)
+    o, state = served(backend, v_first)
+    assert state is None
+    assert torch.allclose(o, expected(v_first, scale=0.5)[0], atol=2e-2)
+
+
+def test_raw_gates_and_logits_are_activated(backend: Any) -> None:
+    x = call(
+        g=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        beta=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        A_log=torch.randn(VALUE_HEADS) * 0.2,
+        dt_bias=torch.randn(VALUE_HEADS),
+        use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        state_v_first=True,
+    )
+    o, _ = served(backend, x)
+    shifted = torch.nn.functional.softplus(x["g"].double() + x["dt_bias"].double())
+    told = {**x, "g": -x["A_log"].double().exp() * shifted, "beta": x["beta"].double().sigmoid()}
+    assert torch.allclose(o, expected(told)[0], atol=2e-2)
+
+
+def test_slices_of_one_projection_are_made_contiguous_as_fla_makes_them(backend: Any) -> None:
+    x = call(state_v_first=True)
+    wide = torch.cat([x[n].flatten(-2) for n in ("q", "k", "v")], dim=-1)
+    sizes = [HEADS * 128, HEADS * 128, VALUE_HEADS * 128]
+    parts = dict(zip("qkv", wide.split(sizes, dim=-1), strict=True))
+    views = {n: part.unflatten(-1, (-1, 128)) for n, part in parts.items()}
+    assert not any(view.is_contiguous() for view in views.values())
+    o, _ = served(backend, {**x, **views})
+    assert torch.allclose(o, expected(x)[0], atol=2e-2)
+
+
+def test_a_batch_is_packed(backend: Any) -> None:
+    x = call(state_v_first=True)
+    lead = {n: x[n][:, :36].unflatten(1, (2, 18)).squeeze(0) for n in ("q", "k", "v", "g", "beta")}
+    batch = {**x, **lead, "cu_seqlens": None}
+    assert backend.chunk_gated_delta_rule_verifier(**batch) == (True, None)
+    o, _ = backend.chunk_gated_delta_rule(**batch)
+    assert o.shape == lead["v"].shape
+    packed = {n: t.flatten(0, 1)[None] for n, t in lead.items()}
+    want, _ = expected({**x, **packed, "cu_seqlens": torch.tensor([0, 18, 36])})
+    assert torch.allclose(o.flatten(0, 1).double(), want, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"allow_neg_eigval": True}, "allow_neg_eigval is not served"),
+        ({"cp_context": object()}, "cp_context is not served"),
+        ({"transpose_state_layout": True}, "transpose_state_layout is not served"),
+        ({"q": torch.zeros(2, 37, HEADS, 128)}, "a batch of 2 beside cu_seqlens"),
+        ({"initial_state": torch.zeros(2, HEADS, 128, 128)}, "initial_state is"),
+        ({"use_gate_in_kernel": True}, "use_gate_in_kernel without A_log"),
+        ({"v": torch.zeros(1, 37, 3, 128).bfloat16(), "initial_state": None}, "v has 3 heads"),
+        ({"g": torch.zeros(1, 37, VALUE_HEADS).half()}, "g is float16"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_the_verifier_says_why_not(backend: Any, changes: dict[str, Any], said: str) -> None:
+    answer, reason = backend.chunk_gated_delta_rule_verifier(**call(**changes))
+    assert not answer
+    assert said in reason
+
+
+def test_gradients_stay_with_fla(backend: Any) -> None:
+    x = call()
+    x["v"].requires_grad_()
+    answer, reason = backend.chunk_gated_delta_rule_verifier(**x)
+    assert (answer, "forward only" in reason) == (False, True)
+    with torch.no_grad():
+        assert backend.chunk_gated_delta_rule_verifier(**x)[0] is True
+
+
+def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (type(backend).__module__, f"{PACKAGE}.api"):
+        monkeypatch.setattr(sys.modules[name], "GATE_BOUND", -5.0)
+    assert "stronger than -5" in backend.chunk_gated_delta_rule_verifier(**call())[1]
+    raw = call(use_gate_in_kernel=True, A_log=torch.zeros(VALUE_HEADS))
+    assert "no lower end" in backend.chunk_gated_delta_rule_verifier(**raw)[1]
+
+
+# -- ahead of time, interchange, and what is not there yet -----------------------------
+
+
+@pytest.fixture(scope="module")
+def selection() -> Selection:
+    with open_store("sqlite://") as store:
+        return select(OPERATION, board.GDN.family, [board.fill(store, subject=board.GDN)])
+
+
+def test_a_form_is_compiled_ahead_under_the_operations_name(selection: Selection) -> None:
+    pytest.importorskip("cutlass")
+    exporter = exporter_of("gdn_prefill")
+    forms = exporter.forms([row.schedule for row in selection.rows])
+    keys = [form.key for form in forms]
+    assert len(keys) == len(set(keys)) == 12
+    assert any("gate='softplus'" in key for key in keys)
+    assert any("gate='log'" in key and "l2norm=True" in key for key in keys)
+    made = aot.compile_library(exporter, forms[:1])
+    assert "aot/gdn_prefill_sm90a.so" in made
+    (told,) = json.loads(made["aot/index.json"])["forms"]
+    assert told == {"key": keys[0], "symbol": "gdn_prefill_0"}
+
+
+def test_the_definition_has_the_axes_of_the_operation_and_its_oracle(selection: Selection) -> None:
+    files = trace.render_traces(selection, render(selection))
+    told = json.loads(files["definitions/gdn_prefill/gdn_prefill.json"])
+    assert list(told["axes"]) == ["T", "H", "HV", "N", "num_offsets", "D"]
+    assert told["inputs"]["g"]["shape"] == ["T", "HV"]
+    assert told["inputs"]["initial_state"]["shape"] == ["N", "HV", "D", "D"]
+    first = json.loads(files["workloads/gdn_prefill/gdn_prefill.jsonl"].splitlines()[0])
+    assert first["workload"]["axes"] == {"T": 2048, "H": 4, "HV": 8, "N": 1, "num_offsets": 2}
+    space: dict[str, Any] = {}
+    exec(told["reference"], space)
+    workload = next(w for w in OPERATION.reduced() if w.initial_state)  # type: ignore[attr-defined]
+    x = OPERATION.generate(workload, OPERATION.regimes["production"], seed=3)
+    o, state = space["run"](*(x[name] for name in told["inputs"]))
+    want = OPERATION.oracle(x)
+    assert torch.allclose(o.double(), want["o"], rtol=1e-2, atol=1e-4)
+    assert torch.allclose(state.double(), want["final_state"], atol=1e-5)
+
+
+def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
+    faster = {**board.even(board.GDN), (2, "8192/8/16/64", "production"): 90.0}
+    faster[2, "8192/8/16/64", "slow"] = 90.0
+    with open_store("sqlite://") as store:
+        board.fill(store, faster, subject=board.GDN)
+        files = render(select(OPERATION, board.GDN.family, [store]))
+    table = files["dispatch.py"].decode()
+    assert "shape: tuple[int, int, int, int] | None" in table
+    assert "shape=(8192, 8, 16, 64)," in table
+
+
+def test_without_measured_rows_nothing_is_exported_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///factory.db"):
+        pass
+    argv = ["export", "gdn_prefill", "--to", "x", "--db", "sqlite:///factory.db"]
+    assert _run(argv) == 1
+    assert "no winner of gdn_prefill to export" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
