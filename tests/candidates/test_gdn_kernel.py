@@ -65,10 +65,12 @@ def test_every_form_of_the_inputs_compiles_without_spills() -> None:
         kernel_resources,
     )
 
-    every = Options("softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64")
+    every = Options(
+        "softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64", compact=False
+    )
     compiled, cubin = host.compile_function(*host.prep_job(Config(64), every), keep=True)
     (kernel,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
-    assert kernel.name.startswith("gdn_prep_64_softplus_g16_b16_logits_l2")
+    assert kernel.name.startswith("gdn_prep_64_softplus_g16_b16_logits_l2_strided")
     assert budget_problems(kernel) == ()
 
 
@@ -214,7 +216,7 @@ def test_what_lies_beyond_a_sequence_is_set_to_zero_whatever_it_holds() -> None:
     "options",
     [
         Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
-        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None),
+        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None, compact=False),
         pytest.param(
             Options("softplus", initial_state="bfloat16", final_state="bfloat16"),
             marks=pytest.mark.soak,
