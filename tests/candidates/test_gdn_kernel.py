@@ -56,6 +56,14 @@ def test_prep_compiles_without_spills_for_as_many_ctas_as_it_plans(bt: int) -> N
     assert (plan.smem_bytes + 1024) * plan.blocks_per_sm <= 228 * 1024
 
 
+@pytest.mark.soak
+def test_every_offered_schedule_compiles_within_its_budgets() -> None:
+    builds = [FAMILY.compile(s) for s in FAMILY.offered("gdn_prefill") if s["form"] == "split"]
+    assert [p for build in builds for p in build.problems] == []
+    # Two schedules with equal machine code would be one schedule under two names.
+    assert len({build.cubin_sha256 for build in builds}) == len(builds)
+
+
 def test_every_form_of_the_inputs_compiles_without_spills() -> None:
     from candidates.gdn_prefill.kernel import host
     from candidates.kda_prefill.kernel.resources import (
