@@ -20,7 +20,7 @@ from candidates.gdn_prefill.kernel.arguments import check
 from candidates.gdn_prefill.kernel.config import DEFAULT, Config, schedule_of, workspace
 from candidates.kda_prefill.kernel.entry import _on_stream, _without_rows
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, new
+from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, key_of, new, recall, remember
 from candidates.kda_prefill.kernel.options import PLAIN, Options
 
 __all__ = [
@@ -219,11 +219,20 @@ def gdn_prefill(
 
     Notes
     -----
-    All tensors must be contiguous.  There is no backward pass.
+    q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
+    and tokens and heads of q, k and v a multiple of 16 bytes apart.  There is no backward pass.
     """
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run
     else:
+        if stream is None and not validate and cu_seqlens is not None:
+            results = recall(
+                _prepare_again, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state,
+                _kind(schedule, q, v), scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out,
+                final_state,
+            )  # fmt: skip
+            if results is not None:
+                return results
         run = _prefill
     return run(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
@@ -248,9 +257,36 @@ def _prefill(
     )  # fmt: skip
     context = _on_stream(stream, q.device)
     if context is None:
-        return _call(*call)
-    with context:
-        return _call(*call)
+        results = _call(*call)
+    else:
+        with context:
+            results = _call(*call)
+    if cu_seqlens is not None and (schedule is None or schedule is config):
+        key = key_of(
+            q, k, v, g, beta, cu_seqlens, initial_state, _kind(schedule, q, v), gate, None, A_log,
+            dt_bias, beta_logits, l2norm, final_state,
+        )  # fmt: skip
+        remember(key, config, options)
+    return results
+
+
+def _kind(schedule, q, v):
+    """What decides how a call is served and a compiled function does not see: the operation, the
+    schedule, and whether value heads are a multiple of the others."""
+    if isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
+        return "gdn_prefill", schedule, q.shape[-2:-1], v.shape[-2:-1]
+    return None
+
+
+def _prepare_again(config, v, cu_seqlens, initial_state, options):
+    """:func:`prepare` for calls as KDA makes them: with a ``lower_bound``, which is None."""
+    call = prepare(config, v, cu_seqlens, initial_state, options)
+
+    def run(*args):
+        *tensors, dt_bias, _ = args
+        call(*tensors, dt_bias if dt_bias is None else dt_bias.unsqueeze(-1))
+
+    return run
 
 
 def _call(
