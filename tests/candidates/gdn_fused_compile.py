@@ -63,6 +63,7 @@ def run_fused(
     pieces: int = 1,
     order: int | None = None,
     offsets: list[int] | None = None,
+    flags: list[int] | None = None,
 ) -> dict[str, torch.Tensor]:
     """What the compiled kernel returns for inputs on the CPU.
 
@@ -78,6 +79,8 @@ def run_fused(
         Seed of a random order of warps.
     offsets : list of int, optional
         Passed instead of the inputs' own.
+    flags : list of int, optional
+        Takes the flag of each piece, of which there have to be several for each sequence.
     """
     plan = FusedPlan(rows)
     state = inputs["initial_state"]
@@ -105,7 +108,8 @@ def run_fused(
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
     words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
-    scratch = tensor(np.full(words, np.nan, np.float32), (words,), ())
+    room = np.full(words, np.nan, np.float32)
+    scratch = tensor(room, (words,), ())
     fixing = [parameters[5], *parameters[-2:], scratch, struct.pack("<i", pieces)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
     count = max(N, 1) * H * pieces * (HEAD // rows)
@@ -121,6 +125,8 @@ def run_fused(
         fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES
         for index in range(count):
             Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
+    if flags is not None:
+        flags[:] = room.view(np.int32)[:count].tolist()
     return {
         "o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16),
         "final_state": torch.from_numpy(final),

@@ -233,6 +233,31 @@ def test_a_gdn_carry_of_more_segments_than_fit_is_right() -> None:
     judged(run_fused(128, inputs, 2 * MAPS + 4), workload, inputs, "slow")
 
 
+@pytest.mark.parametrize("what", ["tame", "a long key", "a negative strength", "a slow gate"])
+def test_the_compiled_gdn_guard_sees_what_breaks_its_bound(what: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((400,), "slow")
+    inputs["g"][:] = -14.5 / 64
+    row = 150  # among the 64 before token 192, where the third of four pieces begins
+    if what == "a long key":
+        inputs["k"][row] = inputs["k"][row] * 2
+        inputs["beta"][row] = 0.9
+    elif what == "a negative strength":
+        inputs["beta"][row] = -0.1
+    elif what == "a slow gate":
+        inputs["g"][:row] = -0.01
+        inputs["g"][row] = -0.01
+    begins = [400 // 16 * p // 4 for p in range(4)]
+    ask = [emulate_fused.warm_up(inputs, 0, 0, b) for b in begins]
+    flags: list[int] = []
+    run_fused(128, inputs, 4, flags=flags)
+    # 1: an exact segment begins with the pair's first piece; 2: its second belongs to the first.
+    assert flags == [int(ask[0] < 0), 2 * (ask[1] < 0), int(ask[2] < 0), 2 * (ask[3] < 0)]
+    assert (ask[2] < 0) == (what in ("a long key", "a negative strength"))
+
+
 def test_an_early_start_is_as_long_as_the_gates_ask_for() -> None:
     _, inputs = inputs_of((1200,), "slow")
     ask = partial(emulate_fused.warm_up, inputs, 0, 0, 70)  # 1120 tokens
