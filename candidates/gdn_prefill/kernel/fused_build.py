@@ -81,10 +81,9 @@ class Build:
         acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
         queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
 
-        cursor = self.cursor(Q, K, V, first, h, half, group, w, lane)
-        gates = self.gates_of(G, B, first, rows, h, group, lane)
+        inputs = Q, K, V, G, B, first, rows, h, half
         if group < count:
-            self.fetch(Q, K, V, at, cursor, I32(group), rows - group * BT, w, lane)
+            self.fetch(*inputs, at, group, I32(group), w, lane)
         cute.arch.cp_async_commit_group()
         s, parity, slot = I32(group), I32(0), I32(group % plan.slots)
         for c in cutlass.range(group, count, turn, unroll=1):
@@ -94,10 +93,8 @@ class Build:
                 parity_later = parity ^ 1
             # Frees that stage, and the slot of this chunk's matrices.
             ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
-            ahead = 2 * BT * turn
-            cursor = [x + I64(X.stride[0]) * ahead for x, X in zip(cursor, (K, Q, V), strict=True)]
             if later < count:
-                self.fetch(Q, K, V, at, cursor, s_later, rows - later * BT, w, lane)
+                self.fetch(*inputs, at, later, s_later, w, lane)
             cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(1)
             ops.fence_async()
@@ -107,11 +104,11 @@ class Build:
                 mma = mma_b if kb else mma_b0
                 cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
             warpgroup.commit_group()
-            sums = own + (plan.off_sums + w * (8 * BT))
-            end = self.sum_gates(gates, sums, at + (plan.off_table + s * plan.table), w, lane)
-            gates = self.gates_of(G, B, first, rows, h, later, lane)
+            sums = own + (plan.off_sums + w * (4 * BT))
+            table = at + (plan.off_table + s * plan.table)
+            end = self.sum_gates(sums, table, w, lane)
             warpgroup.wait_group(0)
-            self.keys(acc, own, sums, w, lane)
+            self.keys(acc, own, sums, table, w, lane)
             ops.sync_warp()
             warpgroup.fence()
             for kb in cutlass.range_constexpr(HEAD // 16):
@@ -122,9 +119,9 @@ class Build:
             warpgroup.wait_group(0)
             self.queries(acc, queries, sums, w, lane)
             matrices = at + (plan.off_slot + slot * plan.slot)
-            self.invert(corner, own, matrices, sums, end, number, w, lane)
+            self.invert(corner, own, matrices, sums, table, end, number, w, lane)
             ops.sync_group(number)  # X is there
-            self.outputs(queries, own, matrices, sums, scale, w, lane)
+            self.outputs(queries, own, matrices, table, scale, w, lane)
             ops.fence_async()
             ops.sync_warp()
             if lane == 0:
@@ -139,82 +136,71 @@ class Build:
 
     # ------------------------------------------------------------------------------- inputs
 
-    def cursor(self, Q, K, V, first, h, half, group, w, lane):
-        """Addresses of a lane's first 16 bytes of keys, queries and values of a group's first
-        chunk."""
-        plan = self.plan
-        key_head = h // (V.shape[1] // K.shape[1])
-        out = []
-        for X, head, width in ((K, key_head, HEAD), (Q, key_head, HEAD), (V, h, plan.rows)):
-            row, column = self.piece_of(w, lane, width)
-            place = I64(X.stride[1]) * I64(head * 2) + I64(column * 16)
-            if X is V and plan.rows < HEAD:
-                place = place + I64(half * (2 * plan.rows))
-            source = X.iterator.toint() + place
-            out.append(source + I64(X.stride[0]) * I64((first + group * BT + row) * 2))
-        return out
-
     def piece_of(self, w, lane, width):
         """Row and 16-byte column of a lane's first piece; the others are multiples of 8 rows on.
 
         A row is always the same in its 8, and so is its swizzle.
         """
         if width == HEAD:
-            return w * 2 + lane // 16, lane % 16
-        return w // 2 * 32 + w % 2 * 4 + lane // 8, lane % 8
+            return w * 2 + (lane >> 4), lane & 15
+        return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
 
     @cute.jit
-    def fetch(self, Q, K, V, at, cursor, s, rows, w, lane):
-        """Inputs of a chunk into stage ``s``, on their way; of ``rows`` rows, the others are 0."""
+    def fetch(self, Q, K, V, G, B, first, rows, h, half, at, c, s, w, lane):
+        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0."""
         plan = self.plan
-        lane = ops.opaque(lane)  # targets are found anew each time: registers are short
-        stage = at + s * plan.stage
+        lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
+        stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT
+        key_head = h // (V.shape[1] // K.shape[1])
+        # (first byte in the stage, channels, tensor, bytes of its rows to skip)
         parts = (
-            (0, HEAD, cursor[0], K),
-            (plan.off_q, HEAD, cursor[1], Q),
-            (plan.off_v, plan.rows, cursor[2], V),
+            (0, HEAD, K, I64(K.stride[1]) * I64(key_head * 2)),
+            (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
+            (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
         )
-        if rows >= BT:
-            for first, width, source, X in parts:
-                self.fetch_part(stage, first, width, source, X, None, w, lane)
+        if left >= BT:
+            for part in parts:
+                self.fetch_part(stage, *part, begin, None, w, lane)
         else:
-            for first, width, source, X in parts:
-                self.fetch_part(stage, first, width, source, X, rows, w, lane)
+            for part in parts:
+                self.fetch_part(stage, *part, begin, left, w, lane)
+        # A warp has 32 gates or write strengths.
+        token = (w & 1) * 32 + lane
+        size = op.select(token < left, I32(4), I32(0))
+        target = at + (plan.off_table + s * plan.table) + token * 4
+        if w < 2:
+            self.fetch_number(target, 0, G, begin + token, h, size)
+        else:
+            self.fetch_number(target, plan.off_strength, B, begin + token, h, size)
 
-    def fetch_part(self, stage, first, width, source, X, rows, w, lane):
+    def fetch_part(self, stage, first, width, X, skipped, begin, left, w, lane):
         row, column = self.piece_of(w, lane, width)
-        target = stage + row * 128 + (((column % 8) ^ (row % 8)) << 4)
+        target = stage + row * 128 + (((column & 7) ^ (row & 7)) << 4)
         if width == HEAD:
-            target = target + column // 8 * (BT * 128)
-        step = I32(X.stride[0]) * 16
+            target = target + (column >> 3) * (BT * 128)
+        pitch = I32(X.stride[0])
+        source = X.iterator.toint() + skipped + I64(column * 16)
+        source = op.mad_wide(begin + row, pitch * 2, source)
         for i in range(8 * width // HEAD):
-            here = op.mad_wide(step, I32(i), source)
-            if rows is None:
+            here = op.mad_wide(pitch * 16, I32(i), source)
+            if left is None:
                 ops.copy16_whole(target, here, first + i * 1024)
             else:
-                size = op.select(row + 8 * i < rows, I32(16), I32(0))
+                size = op.select(row + 8 * i < left, I32(16), I32(0))
                 ops.copy16(target, here, size, first + i * 1024)
 
-    def gates_of(self, G, B, first, rows, h, c, lane):
-        """Log gates and write strengths of a chunk's tokens ``lane`` and ``lane + 32``."""
-        out = []
-        for i in range(2):
-            token = c * BT + (32 * i) + lane
-            inside = token < rows
-            row = first + op.select(inside, token, I32(0))
-            out += [
-                op.select(inside, F32(G[row, h]), F32(0.0)),
-                op.select(inside, F32(B[row, h]), F32(0.0)),
-            ]
-        return out
+    def fetch_number(self, target, first, X, row, h, size):
+        source = op.mad_wide(row, I32(X.stride[0]) * 4, X.iterator.toint() + I64(h) * 4)
+        ops.copy4(target + first, source, size)
 
     @cute.jit
-    def sum_gates(self, gates, sums, table, w, lane):
-        """Inclusive sums of a chunk's gates, in units of ln 2, and its write strengths to a warp's
-        own place, and what the scan needs of them to the table; returns the last sum."""
+    def sum_gates(self, sums, table, w, lane):
+        """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
+        scan needs of them to the stage's table; returns the last sum."""
         total = []
         for i in cutlass.range_constexpr(2):
-            x = cute.arch.fmax(gates[2 * i], F32(GATE_FLOOR)) * F32(LOG2E)
+            x = op.load_f32(table + lane * 4, 128 * i)
+            x = cute.arch.fmax(x, F32(GATE_FLOOR)) * F32(LOG2E)
             for d in (1, 2, 4, 8, 16):
                 before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
                 x = x + op.select(lane >= d, before, F32(0.0))
@@ -223,12 +209,11 @@ class Build:
         end = cute.arch.shuffle_sync(total[1], offset=31)
         for i in cutlass.range_constexpr(2):
             op.store_f32(sums + lane * 4, total[i], 128 * i)
-            op.store_f32(sums + lane * 4, gates[2 * i + 1], 4 * BT + 128 * i)
         if w == 0:
             for i in cutlass.range_constexpr(2):
-                op.store_f32(table + lane * 4, op.exp2(total[i]), 128 * i)
+                op.store_f32(table + lane * 4, op.exp2(total[i]), self.plan.off_decay + 128 * i)
             if lane == 0:
-                op.store_f32(table, op.exp2(end), 4 * BT)
+                op.store_f32(table, op.exp2(end), self.plan.off_decay + 4 * BT)
         ops.sync_warp()
         return end
 
@@ -239,29 +224,29 @@ class Build:
 
         Rows of 32 bytes; the halves of rows 4 to 7 of 8 change places, against bank conflicts.
         """
-        row = lane % 16
-        return row * 32 + (((lane // 16) ^ (row // 4 % 2)) << 4)
+        row = lane & 15
+        return row * 32 + (((lane >> 4) ^ (row >> 2 & 1)) << 4)
 
     def weights(self, sums, of_rows, ct, half, lane):
         """e^(b_i - b_j) of a lane's four elements of half a block; above the diagonal too, where
         the exponent may be positive and what it makes is selected away."""
-        of_columns = op.load_f32x2(sums + lane % 4 * 8, 64 * ct + 32 * half)
+        of_columns = op.load_f32x2(sums + (lane & 3) * 8, 64 * ct + 32 * half)
         return [op.exp2(of_rows[i // 2] - of_columns[i % 2]) for i in range(4)]
 
     def row_values(self, sums, w, lane, at=0):
         """Of a lane's two rows."""
-        place = sums + (w * TILE + lane // 4) * 4
+        place = sums + (w * TILE + (lane >> 2)) * 4
         return [op.load_f32(place, at + 32 * i) for i in range(2)]
 
     @cute.jit
-    def keys(self, acc, own, sums, w, lane):
+    def keys(self, acc, own, sums, table, w, lane):
         """L of a warp's rows: in fp16, and its diagonal block in fp32."""
-        plan = self.plan
-        place = own + (plan.off_lower + self.tile_place(lane)) + w * (w - 1) // 2 * _BLOCK
+        plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
+        place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * _BLOCK
         diagonal = own + (plan.off_diagonal + w * plan.diagonal)
-        diagonal = diagonal + lane // 4 * _PITCH + lane % 4 * 8
+        diagonal = diagonal + (lane >> 2) * _PITCH + (lane & 3) * 8
         of_rows = self.row_values(sums, w, lane)
-        strength = self.row_values(sums, w, lane, 4 * BT)
+        strength = self.row_values(table, w, lane, plan.off_strength)
         for ct in cutlass.range_constexpr(4):
             if ct <= w:
                 block = []
@@ -280,8 +265,9 @@ class Build:
     @cute.jit
     def queries(self, acc, queries, sums, w, lane):
         """Aqk of a warp's rows without its scale, as left operand."""
+        lane = ops.opaque(lane)
         of_rows = self.row_values(sums, w, lane)
-        row, col = lane // 4, lane % 4 * 2
+        row, col = lane >> 2, (lane & 3) * 2
         for ct in cutlass.range_constexpr(4):
             if ct <= w:
                 block = []
@@ -299,24 +285,24 @@ class Build:
                     queries[4 * ct + i] = words[i]
 
     @cute.jit
-    def invert(self, left, own, slot, sums, end, number, w, lane):
+    def invert(self, left, own, slot, sums, table, end, number, w, lane):
         """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot."""
-        plan = self.plan
+        plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
         lower = place + plan.off_lower
-        ours = I32(w * (w + 1) // 2 * _BLOCK)  # of this warp's first block of X
-        below = I32(w * (w - 1) // 2 * _BLOCK)  # of L
+        ours = I32((w * (w + 1) >> 1) * _BLOCK)  # of this warp's first block of X
+        below = I32((w * (w - 1) >> 1) * _BLOCK)  # of L
         to_end = [op.exp2(end - x) for x in self.row_values(sums, w, lane)]
-        self.keep(left, place + ours + w * _BLOCK, slot, sums, to_end, w, w, lane)
+        self.keep(left, place + ours + w * _BLOCK, slot, table, to_end, w, w, lane)
         left = as_operand(left)
         # Siblings (1, 0) and (3, 2): X_ii L_ij X_jj.
-        sync_threads_of(plan.builders - 1 + number * 2 + w // 2, 64)
-        if w % 2 == 1:
+        sync_threads_of(plan.builders - 1 + number * 2 + (w >> 1), 64)
+        if w & 1 == 1:
             right = op.ldmatrix(lower + below + (w - 1) * _BLOCK, transpose=True)
             inner = as_operand(mma16(blank(), left, right))
-            other = place + ((w - 1) * w // 2 + w - 1) * _BLOCK
+            other = place + (((w - 1) * w >> 1) + w - 1) * _BLOCK
             block = negative(mma16(blank(), inner, op.ldmatrix(other, transpose=True)))
-            self.keep(block, place + ours + (w - 1) * _BLOCK, slot, sums, to_end, w, w - 1, lane)
+            self.keep(block, place + ours + (w - 1) * _BLOCK, slot, table, to_end, w, w - 1, lane)
         ops.sync_group(number)
         if w >= 2:
             inner = []
@@ -340,13 +326,14 @@ class Build:
             )
             for j in cutlass.range_constexpr(2):
                 block = negative(blocks[j])
-                self.keep(block, place + ours + j * _BLOCK, slot, sums, to_end, w, j, lane)
+                self.keep(block, place + ours + j * _BLOCK, slot, table, to_end, w, j, lane)
 
     def diagonal(self, own, w, lane):
         """X_ww as an accumulator: two blocks of 8 x 8 by exact forward substitution, a lane a
         column, twice; the third is -X22 L21 X11 with tf32 operands."""
+        lane = ops.opaque(lane)
         home = own + (self.plan.off_diagonal + w * self.plan.diagonal)
-        block, j = lane // 8 % 2, lane % 8
+        block, j = lane >> 3 & 1, lane & 7
         source = home + block * (8 * _PITCH + 32)
         x = [op.select(j == 0, F32(1.0), F32(0.0))]
         for i in range(1, 8):
@@ -363,7 +350,7 @@ class Build:
         ops.sync_warp()
         # Rows 8 to 15 of left operands are 0.  The order of a summation index is free: that of
         # the second product is what the first one leaves in a lane.
-        t, r = lane % 4, lane // 4
+        t, r = lane & 3, lane >> 2
         zero = F32(0.0)
         corner = home + (8 * _PITCH + 32)
         left = [op.load_f32(corner + t * _PITCH + r * 4, 4 * i * _PITCH) for i in range(2)]
@@ -387,25 +374,26 @@ class Build:
         )
         return [[*upper, -out[0], -out[1]], [zero, zero, *lower]]
 
-    def keep(self, block, place, slot, sums, to_end, row, col, lane):
+    def keep(self, block, place, slot, table, to_end, row, col, lane):
         """A block of X in fp16, and scaled to the slot as an operand in bf16."""
         op.stmatrix(place, as_operand(block))
-        self.scaled(block, slot, sums, to_end, row, col, lane)
+        self.scaled(block, slot, table, to_end, row, col, lane)
 
-    def scaled(self, block, slot, sums, by_rows, row, col, lane):
+    def scaled(self, block, slot, table, by_rows, row, col, lane):
         """A 16 x 16 block, times factors of its rows and beta of its columns, to a matrix of a
         slot; ``row`` and ``col`` in blocks."""
-        columns = sums + (col * TILE + lane % 4 * 2) * 4
+        columns = table + (col * TILE + (lane & 3) * 2) * 4
         out = []
         for half in range(2):
-            beta = op.load_f32x2(columns, 4 * BT + 32 * half)
+            beta = op.load_f32x2(columns, self.plan.off_strength + 32 * half)
             out.append([block[half][i] * (by_rows[i // 2] * beta[i % 2]) for i in range(4)])
-        place = lane % 16 * 128 + (((lane // 16) ^ (lane % 8)) << 4)
+        place = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
         op.stmatrix(slot + row * (TILE * 128) + (place ^ (col * 32)), as_operand(out, op.pack))
 
     @cute.jit
-    def outputs(self, queries, own, slot, sums, scale, w, lane):
+    def outputs(self, queries, own, slot, table, scale, w, lane):
         """scale Aqk X diag(beta), rows of a warp, to the slot."""
+        lane = ops.opaque(lane)
         place = own + self.tile_place(lane)
         for col in cutlass.range_constexpr(4):
             if col <= w:
@@ -420,7 +408,7 @@ class Build:
                         for i in cutlass.range_constexpr(8):
                             total[i] = halves[i // 4][i % 4]
                 block = [[total[4 * half + i] for i in range(4)] for half in range(2)]
-                self.scaled(block, slot + 2 * BT * BT, sums, [scale, scale], w, col, lane)
+                self.scaled(block, slot + 2 * BT * BT, table, [scale, scale], w, col, lane)
 
     @cute.jit
     def clear_slots(self, at, t, threads: cutlass.Constexpr):

@@ -122,7 +122,7 @@ class FusedPlan:
     @property
     def off_group(self) -> int:
         """What a builder needs: blocks of L and of X in fp16, diagonal blocks of L in fp32, and
-        for each warp sums of gates and write strengths."""
+        for each warp sums of gates."""
         return self.off_slot + self.slots * self.slot
 
     @property
@@ -144,16 +144,25 @@ class FusedPlan:
 
     @property
     def size_group(self) -> int:
-        return self.off_sums + 4 * 8 * BT
+        return self.off_sums + 4 * 4 * BT
 
     @property
     def off_table(self) -> int:
-        """For each stage: e^b of its tokens, and once more that of the last one, padded."""
+        """For each stage: gates and write strengths of its tokens; then their e^b, and once more
+        that of the last one, padded."""
         return self.off_group + self.builders * self.size_group
 
     @property
+    def off_strength(self) -> int:
+        return 4 * BT
+
+    @property
+    def off_decay(self) -> int:
+        return 8 * BT
+
+    @property
     def table(self) -> int:
-        return 4 * BT + 16
+        return 12 * BT + 16
 
     @property
     def off_bar(self) -> int:

@@ -65,11 +65,11 @@ class Scan:
 
         # A lane names a token of one of four 8 x 8 matrices of V, which stands transposed, and
         # the same 16 bytes of O: token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
-        warp, token, piece = t // 32, t % 8 + t % 32 // 16 * 8, t % 16 // 8
+        warp, token, piece = t >> 5, (t & 7) + (t >> 4 & 1) * 8, t >> 3 & 1
         mine = at + (plan.off_v + wg * (BT * 128))
-        mine = mine + token * 128 + (((warp * 2 + piece) ^ (token % 8)) << 4)
+        mine = mine + token * 128 + (((warp * 2 + piece) ^ (token & 7)) << 4)
         mine = ops.opaque(mine)
-        table = ops.opaque(at + plan.off_table + t % 4 * 8)
+        table = ops.opaque(at + (plan.off_table + plan.off_decay) + (t & 3) * 8)
         pitch = I64(O.stride[0]) * 2
         block = half + wg  # 64 value rows
         o_at = O.iterator.toint() + I64(first + token) * pitch
@@ -98,9 +98,8 @@ class Scan:
             # In the shadow of these: what else the step needs.
             here, row = mine + s * plan.stage, table + s * plan.table
             self.load_values(here, values)
-            for i in cutlass.range_constexpr(BT // 8):
-                decays[2 * i], decays[2 * i + 1] = op.load_f32x2(row, 32 * i)
-            last = op.load_f32(at + s * plan.table, plan.off_table + 4 * BT)
+            self.load_decays(row, decays)
+            last = op.load_f32(at + s * plan.table, plan.off_table + plan.off_decay + 4 * BT)
             warpgroup.wait_group(2)  # for nothing: tells the compiler that the state is there
             for i in cutlass.range_constexpr(HEAD // 2):
                 accS[i] = accS[i] * last
@@ -116,6 +115,7 @@ class Scan:
                 mma = mma_t if kb else mma_t0
                 cute.gemm(mma, accK, aR[None, None, kb], rX[None, None, kb, m], accK)
             warpgroup.commit_group()
+            self.load_decays(row, decays)  # again: registers
             warpgroup.wait_group(1)  # Q S
             for i in cutlass.range_constexpr(BT // 4):
                 j = i // 2 * 2
@@ -148,10 +148,15 @@ class Scan:
                 phase = phase ^ 1
             warpgroup.wait_group(0)
             cute.arch.sync_warp()
-            if t % 32 == 0:
+            if t & 31 == 0:
                 ops.bar_arrive(freed)
         if cutlass.const_expr(S is not None):
             store_state(accS, state(S))
+
+    def load_decays(self, place, decays):
+        """e^b of the tokens that a lane's elements are of."""
+        for i in range(BT // 8):
+            decays[2 * i], decays[2 * i + 1] = op.load_f32x2(place, 32 * i)
 
     def load_values(self, place, values):
         """A lane's elements of V^T, two tokens in a register."""
