@@ -622,9 +622,7 @@ class Cta:
                 inside[own] = True
                 self._put(name, value, inside)
 
-    def _in_shared(
-        self, descriptor: int, part: Part, k: np.ndarray, n: np.ndarray
-    ) -> np.ndarray:
+    def _in_shared(self, descriptor: int, part: Part, k: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Elements (k, n) of an operand of a warpgroup's product."""
         stage, first = divmod(((descriptor & 0x3FFF) << 4) - SHARED_BASE, self.stage_bytes)
         assert part.first <= first < part.first + part.size, f"no operand at byte {first}"

@@ -354,9 +354,7 @@ class Build:
         zero = F32(0.0)
         corner = home + (8 * _PITCH + 32)
         left = [op.load_f32(corner + t * _PITCH + r * 4, 4 * i * _PITCH) for i in range(2)]
-        right = [
-            op.load_f32(home + t * _PITCH + r * 4, (8 + 4 * i) * _PITCH) for i in range(2)
-        ]
+        right = [op.load_f32(home + t * _PITCH + r * 4, (8 + 4 * i) * _PITCH) for i in range(2)]
         inner = op.mma_tf32(
             op.zeros(),
             [op.to_tf32(left[0]), zero, op.to_tf32(left[1]), zero],
