@@ -1,4 +1,4 @@
-"""Compile the fused Gated DeltaNet kernel and run it on the CPU, for the tests that interpret it."""
+"""Compile the fused GDN kernel and run it on the CPU, for the tests that interpret it."""
 
 from __future__ import annotations
 
