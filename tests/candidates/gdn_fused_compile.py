@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from fused_compile import FIXUP_PARTS
 from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
@@ -55,6 +57,7 @@ def _parts(plan: FusedPlan) -> dict[int, Part]:
 def run_fused(
     rows: int,
     inputs: Mapping[str, Any],
+    pieces: int = 1,
     order: int | None = None,
     offsets: list[int] | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -66,6 +69,8 @@ def run_fused(
         The variant.
     inputs : Mapping
         As an operation generates them.
+    pieces : int
+        Per sequence, at most.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
@@ -73,7 +78,7 @@ def run_fused(
     """
     plan = FusedPlan(rows)
     state = inputs["initial_state"]
-    program = Program(compiled_fused(rows, state is not None)[2], "gdn_fused")
+    ptx = compiled_fused(rows, state is not None)[2]
     T, H = inputs["v"].shape[:2]
     raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
     N = len(raw) - 1
@@ -96,12 +101,23 @@ def run_fused(
         parameters.append(given(state, 1))
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
-    parameters.append(struct.pack("<f", inputs["scale"]))
-    count = max(N, 1) * H * (HEAD // rows)
+    words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
+    scratch = tensor(np.full(words, np.nan, np.float32), (words,), ())
+    fixing = [parameters[5], *parameters[-2:], scratch, struct.pack("<i", pieces)]
+    parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
+    count = max(N, 1) * H * pieces * (HEAD // rows)
+    if pieces > 1:
+        count = (count + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
-    size = plan.smem_bytes
+    program, size = Program(ptx, "gdn_fused"), plan.smem_bytes
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()
+    if pieces > 1:
+        from candidates.kda_prefill.kernel.fixup import SMEM_BYTES
+
+        fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES
+        for index in range(count):
+            Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
     return {
         "o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16),
         "final_state": torch.from_numpy(final),

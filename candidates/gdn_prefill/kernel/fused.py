@@ -28,11 +28,14 @@ from cutlass import memory
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from candidates.gdn_prefill.kernel.fused_build import Build
+from candidates.gdn_prefill.kernel.fused_guard import Guard
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fused_guard import Guard
+from candidates.kda_prefill.kernel.fixup import Fixup
+from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
+from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
 from candidates.kda_prefill.kernel.host import _fake
 from candidates.kda_prefill.kernel.ragged import bounds, offset
 from candidates.kda_prefill.kernel.step import product
@@ -42,7 +45,7 @@ __all__ = ["Fused", "fused_job"]
 BF16, F32, I32 = op.BF16, op.F32, op.I32
 
 
-class Fused(Build, Scan):
+class Fused(Build, Scan, Guard):
     """The fused kernel, compiled once for every T, N, H and HV.
 
     Parameters
@@ -67,7 +70,9 @@ class Fused(Build, Scan):
         S0: cute.Tensor | None,
         O: cute.Tensor,
         S: cute.Tensor | None,
+        X: cute.Tensor,
         scale: cutlass.Float32,
+        pieces: cutlass.Int32,
         stream: CUstream,
     ):
         """Launch on ``stream``.
@@ -85,8 +90,13 @@ class Fused(Build, Scan):
         S0 : cute.Tensor or None
             Initial states [N, HV, 128, 128], value-major; None is zero.
         S : cute.Tensor or None
-            Final states; may be S0.
+            Final states; may be S0 if ``pieces`` is 1.
+        X : cute.Tensor
+            Scratch of :class:`candidates.kda_prefill.kernel.fused_plan.Scratch`, fp32; any size if
+            ``pieces`` is 1.
         scale : Float32
+        pieces : Int32
+            Pieces per sequence, at most; 1 or more, and 1 with 64 rows.
         stream : CUstream
         """
         plan = self.plan
@@ -101,10 +111,13 @@ class Fused(Build, Scan):
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if V.shape[1] > 0:
             N = CU.shape[0] - 1
+            ctas = max(N, 1) * pieces * V.shape[1] * (HEAD // plan.rows)
+            if pieces > 1:
+                ctas = (ctas + 1) // 2 * 2
             self.kernel(
-                Q, K, V, G, B, CU, S0, O, S, scale, mma_t, mma_t0, mma_s, mma_b, mma_b0
+                Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, mma_t, mma_t0, mma_s, mma_b, mma_b0
             ).launch(
-                grid=(max(N, 1) * V.shape[1] * (HEAD // plan.rows), 1, 1),
+                grid=(ctas, 1, 1),
                 block=(plan.threads, 1, 1),
                 stream=stream,
                 min_blocks_per_mp=1,
@@ -123,7 +136,9 @@ class Fused(Build, Scan):
         S0: cute.Tensor | None,
         O: cute.Tensor,
         S: cute.Tensor | None,
+        X: cute.Tensor,
         scale: cutlass.Float32,
+        pieces: cutlass.Int32,
         mma_t: cute.TiledMma,
         mma_t0: cute.TiledMma,
         mma_s: cute.TiledMma,
@@ -152,35 +167,77 @@ class Fused(Build, Scan):
             cute.arch.sync_warp()
         self.clear_slots(at, tidx, plan.threads)
         covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-        Guard.clear_uncovered(self, CU, O, T, H, N, cta, covered, warp_id, lane)
+        KdaGuard.clear_uncovered(self, CU, O, T, H, N, cta, covered, warp_id, lane)
 
-        # The halves of a head are neighbours, and so are the value heads of a key head: what they
-        # share is read at the same time.
-        parts = HEAD // plan.rows
-        half, h, n = cta % parts, cta // parts % H, cta // parts // H
-        row0, row1 = I32(0), I32(0)
-        if n < N:
-            row0, row1 = bounds(CU, n, T)
-        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
-        rows = row1 - row0
-        count = (rows + BT - 1) // BT
+        total = N * H * pieces
+        jobs = I32(0)
+        if pieces == 1:
+            # The halves of a head are neighbours, and so are the value heads of a key head: what
+            # they share is read at the same time.
+            parts = HEAD // plan.rows
+            half, h, n = cta % parts, cta // parts % H, cta // parts // H
+            if n < N:
+                row0, row1 = bounds(CU, n, T)
+                self.whole(at, n, h, half, row0, row1, tidx == 0)
+                jobs = I32(1)
+        elif cutlass.const_expr(plan.rows == HEAD):
+            jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
+        if tidx == 0:
+            self.put_count(at, jobs)  # a register that would live from here to there
         for mma, add in ((mma_t, True), (mma_t0, False), (mma_s, True), (mma_b, True),
                          (mma_b0, False)):  # fmt: skip
             mma.set(warpgroup.Field.ACCUMULATE, add)
         cute.arch.sync_threads()
-        if n < N:
-            if warp_id < scan_warps:
-                cute.arch.setmaxregister_increase(plan.scan_registers)
-                self.scan(
-                    S0, O, S, scale, base, n, h, half, row0, rows, count, tidx % 128,
-                    warp_id // 4, mma_t, mma_t0, mma_s,
-                )  # fmt: skip
-            else:
-                cute.arch.setmaxregister_decrease(plan.build_registers)
-                self.build(
-                    Q, K, V, G, B, scale, base, row0, rows, h, half, count, warp_id, lane,
-                    mma_b, mma_b0,
-                )  # fmt: skip
+        jobs = self.get_job(at, 0)[JOB_WORDS - 1]
+        if warp_id < scan_warps:
+            cute.arch.setmaxregister_increase(plan.scan_registers)
+            wg = warp_id // 4
+            for j in cutlass.range(jobs, unroll=1):
+                busy = cute.arch.make_warp_uniform((self.get_job(at, j)[6] >> wg) & 1)
+                if busy == 0:
+                    self.pass_on(at, j, lane)
+                else:
+                    self.scan(
+                        S0, O, S, X, scale, base, j, total, tidx % 128, wg, mma_t, mma_t0, mma_s
+                    )  # fmt: skip
+        else:
+            cute.arch.setmaxregister_decrease(plan.build_registers)
+            self.build(Q, K, V, G, B, scale, base, jobs, warp_id, lane, mma_b, mma_b0)
+
+
+class GdnFixup(Fixup):
+    """What the fused kernel left of exact segments: that of KDA does not see gates."""
+
+    name = "gdn_fixup"
+
+
+class FusedPrefill:
+    """The fused kernel and its fix-up behind one host function."""
+
+    def __init__(self, rows: int) -> None:
+        self.fused, self.fixup = Fused(rows), GdnFixup()
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        S0: cute.Tensor | None,
+        O: cute.Tensor,
+        S: cute.Tensor | None,
+        X: cute.Tensor,
+        scale: cutlass.Float32,
+        pieces: cutlass.Int32,
+        stream: CUstream,
+    ):
+        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, stream)
+        if cutlass.const_expr(self.fused.plan.rows == HEAD):
+            if pieces > 1:
+                self.fixup(CU, O, S, X, pieces, stream)
 
 
 def fused_job(rows: int, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -193,4 +250,7 @@ def fused_job(rows: int, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
     state, final = (_fake(F32, (N, HV, HEAD, HEAD)) for _ in range(2))
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     initial = state if with_state else None
-    return Fused(rows), (q, k, v, g, beta, offsets, initial, o, final, F32(1.0), stream)
+    scratch = _fake(F32, (cute.sym_int(),), align=128)
+    return FusedPrefill(rows), (
+        q, k, v, g, beta, offsets, initial, o, final, scratch, F32(1.0), I32(1), stream,
+    )  # fmt: skip

@@ -15,6 +15,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_ops import as_operand, mma16, sync_threads_of
 from candidates.gdn_prefill.kernel.fused_plan import (
     BT,
@@ -39,25 +40,18 @@ _BLOCK = 2 * TILE * TILE
 _PITCH = 4 * LOWER_PITCH
 
 
-class Build:
+class Build(Jobs):
     """The part of the fused kernel that loads inputs and makes the matrices of chunks."""
 
     plan: FusedPlan
 
     @cute.jit
     def build(
-        self, Q, K, V, G, B, scale, base, first, rows, h, half, count, warp_id, lane, mma_b, mma_b0
+        self, Q, K, V, G, B, scale, base, jobs, warp_id, lane, mma_b, mma_b0
     ):  # fmt: skip
-        """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of a run.
+        """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of each job.
 
-        Parameters
-        ----------
-        first, rows : Int32
-            First row of the run, and rows of it; the last chunk may have fewer than BT.
-        h, half : Int32
-            Value head, and which half of its value rows if the CTA has 64.
-        count : Int32
-            Chunks of the run.
+        Only where there is one builder may there be two jobs.
         """
         plan = self.plan
         at = base.toint()
@@ -81,54 +75,58 @@ class Build:
         acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
         queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
 
-        inputs = Q, K, V, G, B, first, rows, h, half
-        if group < count:
-            self.fetch(*inputs, at, group, I32(group), w, lane)
-        cute.arch.cp_async_commit_group()
-        s, parity, slot = I32(group), I32(0), I32(group % plan.slots)
-        for c in cutlass.range(group, count, turn, unroll=1):
-            later, s_later, parity_later = c + turn, s + turn, parity
-            if s_later >= plan.stages:
-                s_later = s_later - plan.stages
-                parity_later = parity ^ 1
-            # Frees that stage, and the slot of this chunk's matrices.
-            ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
-            if later < count:
-                self.fetch(*inputs, at, later, s_later, w, lane)
+        for j in cutlass.range(jobs, unroll=1):
+            _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
+            count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
+            inputs = Q, K, V, G, B, first, rows, h, half, is_map
+            s = (begin + group) % plan.stages
+            parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1
+            if group < count:
+                self.fetch(*inputs, at, group, s, w, lane)
             cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(1)
-            ops.fence_async()
-            ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
-            warpgroup.fence()
-            for kb in cutlass.range_constexpr(HEAD // 16):
-                mma = mma_b if kb else mma_b0
-                cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
-            warpgroup.commit_group()
-            sums = own + (plan.off_sums + w * (4 * BT))
-            table = at + (plan.off_table + s * plan.table)
-            end = self.sum_gates(sums, table, w, lane)
-            warpgroup.wait_group(0)
-            self.keys(acc, own, sums, table, w, lane)
-            ops.sync_warp()
-            warpgroup.fence()
-            for kb in cutlass.range_constexpr(HEAD // 16):
-                mma = mma_b if kb else mma_b0
-                cute.gemm(mma, acc, rQ[None, None, kb, s], rB[None, None, kb, s], acc)
-            warpgroup.commit_group()
-            corner = self.diagonal(own, w, lane)  # while that runs
-            warpgroup.wait_group(0)
-            self.queries(acc, queries, sums, w, lane)
-            matrices = at + (plan.off_slot + slot * plan.slot)
-            self.invert(corner, own, matrices, sums, table, end, number, w, lane)
-            ops.sync_group(number)  # X is there
-            self.outputs(queries, own, matrices, table, scale, w, lane)
-            ops.fence_async()
-            ops.sync_warp()
-            if lane == 0:
-                ops.bar_arrive(full + 8 * s)
-            s, parity = s_later, parity_later
-            if cutlass.const_expr(turn % plan.slots > 0):
-                slot = slot ^ 1
+            for c in cutlass.range(group, count, turn, unroll=1):
+                later, s_later, parity_later = c + turn, s + turn, parity
+                if s_later >= plan.stages:
+                    s_later = s_later - plan.stages
+                    parity_later = parity ^ 1
+                # Frees that stage, and the slot of this chunk's matrices.
+                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
+                if later < count:
+                    self.fetch(*inputs, at, later, s_later, w, lane)
+                cute.arch.cp_async_commit_group()
+                cute.arch.cp_async_wait_group(1)
+                ops.fence_async()
+                ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
+                warpgroup.fence()
+                for kb in cutlass.range_constexpr(HEAD // 16):
+                    mma = mma_b if kb else mma_b0
+                    cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
+                warpgroup.commit_group()
+                sums = own + (plan.off_sums + w * (4 * BT))
+                table = at + (plan.off_table + s * plan.table)
+                end = self.sum_gates(sums, table, w, lane)
+                warpgroup.wait_group(0)
+                self.keys(acc, own, sums, table, w, lane)
+                ops.sync_warp()
+                warpgroup.fence()
+                for kb in cutlass.range_constexpr(HEAD // 16):
+                    mma = mma_b if kb else mma_b0
+                    cute.gemm(mma, acc, rQ[None, None, kb, s], rB[None, None, kb, s], acc)
+                warpgroup.commit_group()
+                corner = self.diagonal(own, w, lane)  # while that runs
+                warpgroup.wait_group(0)
+                self.queries(acc, queries, sums, w, lane)
+                matrices = at + (plan.off_slot + slot * plan.slot)
+                self.invert(corner, own, matrices, sums, table, end, number, w, lane)
+                ops.sync_group(number)  # X is there
+                self.outputs(queries, own, matrices, table, scale, w, lane)
+                ops.fence_async()
+                ops.sync_warp()
+                if lane == 0:
+                    ops.bar_arrive(full + 8 * s)
+                s, parity = s_later, parity_later
+                if cutlass.const_expr(turn % plan.slots > 0):
+                    slot = slot ^ 1
 
     def in_stages(self, base, byte, layout):
         """(rows, columns, stages) of one part of the stages."""
@@ -146,8 +144,9 @@ class Build:
         return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
 
     @cute.jit
-    def fetch(self, Q, K, V, G, B, first, rows, h, half, at, c, s, w, lane):
-        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0."""
+    def fetch(self, Q, K, V, G, B, first, rows, h, half, is_map, at, c, s, w, lane):
+        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and all
+        values where a map is scanned."""
         plan = self.plan
         lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
         stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT
@@ -158,12 +157,13 @@ class Build:
             (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
             (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
         )
-        if left >= BT:
+        if left >= BT and is_map == 0:
             for part in parts:
                 self.fetch_part(stage, *part, begin, None, w, lane)
         else:
-            for part in parts:
-                self.fetch_part(stage, *part, begin, left, w, lane)
+            values = op.select(is_map > 0, I32(0), left)
+            for part, there in zip(parts, (left, left, values), strict=True):
+                self.fetch_part(stage, *part, begin, there, w, lane)
         # A warp has 32 gates or write strengths.
         token = (w & 1) * 32 + lane
         size = op.select(token < left, I32(4), I32(0))

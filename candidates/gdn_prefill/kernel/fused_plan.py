@@ -7,13 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEAD = 128
-"""Channels of a key, and of a value."""
+from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
+from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
+from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
+from candidates.kda_prefill.kernel.image import HEAD
 
-__all__ = ["BT", "HEAD", "LOWER_PITCH", "TILE", "FusedPlan", "lower_block", "strict_block"]
+__all__ = [
+    "BT",
+    "HEAD",
+    "LOWER_PITCH",
+    "PIECE",
+    "REACHES",
+    "TILE",
+    "FusedPlan",
+    "lower_block",
+    "pieces_of",
+    "strict_block",
+]
 
 BT = 64
 """Tokens per chunk."""
+
+PIECE = FIXUP_BT
+"""Pieces of a sequence begin at multiples of so many tokens, as the fix-up of exact segments cuts
+them; a piece's chunks count from where it begins."""
+
+REACHES = (1, 2, 4, 8)
+"""Chunks that a piece may start early."""
+
+SHORTEST = 256
+"""Tokens of a piece, on the average: fewer are not worth an early start."""
 
 TILE = 16
 """Rows and columns of the blocks that X is made of."""
@@ -165,10 +188,26 @@ class FusedPlan:
         return 12 * BT + 16
 
     @property
+    def off_guard(self) -> int:
+        """Sums of gates, and what is known of keys, at three boundaries."""
+        return self.off_table + self.stages * self.table
+
+    @property
+    def off_jobs(self) -> int:
+        """Up to two jobs."""
+        return self.off_guard + 2 * 3 * 4 * REACHES[-1]
+
+    @property
     def off_bar(self) -> int:
         """Barriers: full, empty; one of each per stage."""
-        return self.off_table + self.stages * self.table
+        return self.off_jobs + 2 * 4 * JOB_WORDS
 
     @property
     def smem_bytes(self) -> int:
         return self.off_bar + 2 * 8 * self.stages
+
+
+def pieces_of(waves: int, T: int, N: int, HV: int, sms: int) -> int:
+    """Pieces that each of N sequences is cut into, at most: ``waves`` CTAs for each SM, no fewer
+    than one for each sequence and head, and not so many that they would be short."""
+    return min(pieces_of_chains(waves, N, HV, sms), max(T // (max(N, 1) * SHORTEST), 1))

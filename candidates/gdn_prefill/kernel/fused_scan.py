@@ -9,9 +9,12 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from candidates.gdn_prefill.kernel.fused_build import ring
+from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_exact import FINAL
+from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.fused_scan import below
 from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, zero
 
@@ -21,28 +24,28 @@ BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
-class Scan:
+class Scan(Jobs):
     """The part of the fused kernel that walks the chunks."""
 
     plan: FusedPlan
 
     @cute.jit
     def scan(
-        self, S0, O, S, scale, base, n, h, half, first, rows, count, t, wg, mma_t, mma_t0, mma_s
+        self, S0, O, S, X, scale, base, job, total, t, wg, mma_t, mma_t0, mma_s
     ):  # fmt: skip
-        """One of the warpgroups that hold the state, through a run of chunks.
+        """One of the warpgroups that hold the state, through job number ``job``.
 
         Parameters
         ----------
-        n, h, half : Int32
-            Sequence, value head, and which half of the value rows if the CTA has 64.
-        first, rows, count : Int32
-            First row of the run, rows and chunks of it.
+        total : Int32
+            Pieces of all sequences and heads.
         t, wg : Int32
             Thread of the warpgroup, and which one.
         """
         plan = self.plan
         at = base.toint()
+        n, h, first, rows, warm, half, _, is_map, _, _, start, _ = self.get_job(at, job)
+        count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, job)
         full, empty = at + plan.off_bar, at + (plan.off_bar + 8 * plan.stages)
         stages = lambda byte, sl: ring(base, byte, sl, plan.stages, plan.stage)
         slots = lambda byte, sl: ring(base, plan.off_slot + byte, sl, plan.slots, plan.slot)
@@ -72,17 +75,23 @@ class Scan:
         table = ops.opaque(at + (plan.off_table + plan.off_decay) + (t & 3) * 8)
         pitch = I64(O.stride[0]) * 2
         block = half + wg  # 64 value rows
-        o_at = O.iterator.toint() + I64(first + token) * pitch
+        o_at = O.iterator.toint()
+        if is_map > 0:
+            o_at = X.iterator.toint() + I64(Scratch(total).outputs) * 4
+        o_at = o_at + I64(first + token) * pitch
         o_at = o_at + I64((h * HEAD + block * 64 + warp * 16 + piece * 8) * 2)
-        o_row, o_end = I32(0), max(rows - token, 0)
+        o_row, o_end = -warm, max(rows - warm - token, 0)
 
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (block, 0))
         )
         zero(accS)
         if cutlass.const_expr(S0 is not None):
-            load_state(state(S0), accS)
-        s, m, phase = I32(0), I32(0), I32(0)
+            if start > 0 and is_map == 0:
+                load_state(state(S0), accS)
+        if is_map > 0:
+            self.identity(accS, wg, t)
+        s, m, phase = begin % plan.stages, begin & 1, begin // plan.stages & 1
         for _ in cutlass.range(count, unroll=1):
             narrow(accS, aS)
             ops.bar_wait(full + 8 * s, phase)
@@ -150,8 +159,32 @@ class Scan:
             cute.arch.sync_warp()
             if t & 31 == 0:
                 ops.bar_arrive(freed)
-        if cutlass.const_expr(S is not None):
-            store_state(accS, state(S))
+        # Read again, not kept: registers.
+        n, h, _, _, _, half, _, _, target, entry, *_ = self.get_job(at, job)
+        last = lambda X: thr_s.partition_C(
+            cute.local_tile(X[n, h, None, None], (64, HEAD), (half + wg, 0))
+        )
+        if target == FINAL:
+            if cutlass.const_expr(S is not None):
+                store_state(accS, last(S))
+        elif target > 0:
+            self.leave(X, entry, target, accS, wg, t)
+
+    @cute.jit
+    def pass_on(self, at, job, lane):
+        """A scanning warpgroup whose rows another CTA takes: let every chunk go."""
+        plan = self.plan
+        rows = self.get_job(at, job)[3]
+        begin = self.chunks_before(at, job)
+        s, phase = begin % plan.stages, begin // plan.stages & 1
+        for _ in cutlass.range((rows + BT - 1) >> 6, unroll=1):
+            ops.bar_wait(at + plan.off_bar + 8 * s, phase)
+            if lane == 0:
+                ops.bar_arrive(at + (plan.off_bar + 8 * plan.stages) + 8 * s)
+            s = s + 1
+            if s == plan.stages:
+                s = I32(0)
+                phase = phase ^ 1
 
     def load_decays(self, place, decays):
         """e^b of the tokens that a lane's elements are of."""
