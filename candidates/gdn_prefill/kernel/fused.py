@@ -35,7 +35,6 @@ from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fixup import Fixup
 from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
-from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
 from candidates.kda_prefill.kernel.host import _fake
 from candidates.kda_prefill.kernel.ragged import bounds, offset
 from candidates.kda_prefill.kernel.step import product
@@ -183,26 +182,27 @@ class Fused(Build, Scan, Guard):
         elif cutlass.const_expr(plan.rows == HEAD):
             jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
         if tidx == 0:
-            self.put_count(at, jobs)  # a register that would live from here to there
+            self.put_count(at, jobs)  # not kept: a register
         for mma, add in ((mma_t, True), (mma_t0, False), (mma_s, True), (mma_b, True),
                          (mma_b0, False)):  # fmt: skip
             mma.set(warpgroup.Field.ACCUMULATE, add)
         cute.arch.sync_threads()
-        jobs = self.get_job(at, 0)[JOB_WORDS - 1]
         if warp_id < scan_warps:
             cute.arch.setmaxregister_increase(plan.scan_registers)
             wg = warp_id // 4
-            for j in cutlass.range(jobs, unroll=1):
-                busy = cute.arch.make_warp_uniform((self.get_job(at, j)[6] >> wg) & 1)
-                if busy == 0:
+            for j in cutlass.range(2, unroll=1):
+                busy = I32(0)
+                if j < self.count(at):
+                    busy = cute.arch.make_warp_uniform(1 + ((self.get_job(at, j)[6] >> wg) & 1))
+                if busy == 1:
                     self.pass_on(at, j, lane)
-                else:
+                elif busy > 1:
                     self.scan(
                         S0, O, S, X, scale, base, j, total, tidx % 128, wg, mma_t, mma_t0, mma_s
                     )  # fmt: skip
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
-            self.build(Q, K, V, G, B, scale, base, jobs, warp_id, lane, mma_b, mma_b0)
+            self.build(Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0)
 
 
 class GdnFixup(Fixup):

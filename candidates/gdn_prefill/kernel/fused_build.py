@@ -47,7 +47,7 @@ class Build(Jobs):
 
     @cute.jit
     def build(
-        self, Q, K, V, G, B, scale, base, jobs, warp_id, lane, mma_b, mma_b0
+        self, Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0
     ):  # fmt: skip
         """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of each job.
 
@@ -75,9 +75,11 @@ class Build(Jobs):
         acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
         queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
 
-        for j in cutlass.range(jobs, unroll=1):
+        for j in cutlass.range(2, unroll=1):
             _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
             count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
+            if j >= self.count(at):
+                count = I32(0)
             inputs = Q, K, V, G, B, first, rows, h, half, is_map
             s = (begin + group) % plan.stages
             parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1

@@ -55,6 +55,11 @@ class Jobs(Exact):
         """Write how many jobs there are, where the first one has a word to spare; one thread."""
         op.store32(at, jobs, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
 
+    def count(self, at):
+        """What :meth:`put_count` wrote."""
+        word = ops.load_shared32(at, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
+        return cute.arch.make_warp_uniform(word)
+
     @cute.jit
     def whole(self, at, n, h, half, row0, row1, put):
         """The only job of a CTA that owns a sequence of a head."""
