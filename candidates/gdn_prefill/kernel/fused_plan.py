@@ -207,7 +207,12 @@ class FusedPlan:
         return self.off_bar + 2 * 8 * self.stages
 
 
-def pieces_of(waves: int, T: int, N: int, HV: int, sms: int) -> int:
-    """Pieces that each of N sequences is cut into, at most: ``waves`` CTAs for each SM, no fewer
-    than one for each sequence and head, and not so many that they would be short."""
+def pieces_of(rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
+    """Pieces that each of N sequences of T tokens in all is cut into, at most.
+
+    ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
+    they would be short; one where a CTA has 64 rows.
+    """
+    if rows < HEAD:
+        return 1
     return min(pieces_of_chains(waves, N, HV, sms), max(T // (max(N, 1) * SHORTEST), 1))
