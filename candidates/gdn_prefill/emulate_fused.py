@@ -1,4 +1,4 @@
-"""The arithmetic of the fused kernel on the CPU: its two matrices of a chunk, its roundings, pieces.
+"""The arithmetic of the fused kernel on the CPU: its matrices of a chunk, its roundings, pieces.
 
 Rounding helpers, inverse and the flush of small exponentials are those of
 :mod:`candidates.kda_prefill.emulate`, exact segments those of its fused form.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import random
 import struct
 import tempfile
@@ -20,20 +22,21 @@ from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
 @functools.cache
-def compiled_fused(rows: int, with_state: bool, remarks: bool = False) -> Any:
-    """(compiled function, cubin, PTX) of one variant."""
+def compiled_fused(rows: int, with_state: bool) -> Any:
+    """(compiled function, cubin, PTX, the compiler's remarks) of one variant."""
     require_dsl()
     from cutlass import cute
 
-    from candidates.gdn_prefill.kernel.fused import fused_job
+    from candidates.gdn_prefill.kernel import host
+    from candidates.gdn_prefill.kernel.config import FusedConfig
 
-    job, arguments = fused_job(rows, with_state)
+    job, arguments = host.fused_job(FusedConfig(rows), with_state)
     with tempfile.TemporaryDirectory() as folder:
         options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
-        if remarks:
-            options += " remarks{ptx}"
-        function = cute.compile(job, *arguments, options=options)
-        return function, function.__cubin__, function.__ptx__
+        remarks = io.StringIO()
+        with contextlib.redirect_stdout(remarks), contextlib.redirect_stderr(remarks):
+            function = cute.compile(job, *arguments, options=options + " remarks{ptx}")
+        return function, function.__cubin__, function.__ptx__, remarks.getvalue()
 
 
 def _swizzled(byte: np.ndarray) -> np.ndarray:

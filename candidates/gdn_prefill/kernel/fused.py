@@ -18,8 +18,6 @@ so that both matrices act on R.  No exponent is positive.
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
@@ -33,13 +31,11 @@ from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.fixup import Fixup
 from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
-from candidates.kda_prefill.kernel.host import _fake
 from candidates.kda_prefill.kernel.ragged import bounds, offset
 from candidates.kda_prefill.kernel.step import product
 
-__all__ = ["Fused", "fused_job"]
+__all__ = ["Fused"]
 
 BF16, F32, I32 = op.BF16, op.F32, op.I32
 
@@ -179,7 +175,7 @@ class Fused(Build, Scan, Guard):
                 row0, row1 = bounds(CU, n, T)
                 self.whole(at, n, h, half, row0, row1, tidx == 0)
                 jobs = I32(1)
-        elif cutlass.const_expr(plan.rows == HEAD):
+        elif cutlass.const_expr(plan.cuts):
             jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
         if tidx == 0:
             self.put_count(at, jobs)  # not kept: a register
@@ -203,54 +199,3 @@ class Fused(Build, Scan, Guard):
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             self.build(Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0)
-
-
-class GdnFixup(Fixup):
-    """What the fused kernel left of exact segments: that of KDA does not see gates."""
-
-    name = "gdn_fixup"
-
-
-class FusedPrefill:
-    """The fused kernel and its fix-up behind one host function."""
-
-    def __init__(self, rows: int) -> None:
-        self.fused, self.fixup = Fused(rows), GdnFixup()
-
-    @cute.jit
-    def __call__(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        pieces: cutlass.Int32,
-        stream: CUstream,
-    ):
-        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, stream)
-        if cutlass.const_expr(self.fused.plan.rows == HEAD):
-            if pieces > 1:
-                self.fixup(CU, O, S, X, pieces, stream)
-
-
-def fused_job(rows: int, with_state: bool) -> tuple[Any, tuple[Any, ...]]:
-    """The fused kernel, with the arguments to compile it."""
-    T, H, HV, N = (cute.sym_int() for _ in range(4))
-    q, k = (_fake(BF16, (T, H, HEAD)) for _ in range(2))
-    v, o = (_fake(BF16, (T, HV, HEAD)) for _ in range(2))
-    g, beta = (_fake(F32, (T, HV), align=4) for _ in range(2))
-    offsets = _fake(I32, (cute.sym_int(),), align=4)
-    state, final = (_fake(F32, (N, HV, HEAD, HEAD)) for _ in range(2))
-    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
-    initial = state if with_state else None
-    scratch = _fake(F32, (cute.sym_int(),), align=128)
-    return FusedPrefill(rows), (
-        q, k, v, g, beta, offsets, initial, o, final, scratch, F32(1.0), I32(1), stream,
-    )  # fmt: skip

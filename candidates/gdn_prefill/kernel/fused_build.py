@@ -147,8 +147,8 @@ class Build(Jobs):
 
     @cute.jit
     def fetch(self, Q, K, V, G, B, first, rows, h, half, is_map, at, c, s, w, lane):
-        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and all
-        values where a map is scanned."""
+        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and
+        all values where a map is scanned."""
         plan = self.plan
         lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
         stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT

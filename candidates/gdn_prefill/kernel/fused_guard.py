@@ -11,7 +11,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, PIECE, REACHES, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, FusedPlan
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_load import load_pairs
 from candidates.kda_prefill.kernel.fused_plan import GUARD

@@ -12,7 +12,6 @@ The CTAs of a pair do not talk: each builds what it scans.
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
@@ -44,7 +43,7 @@ class Jobs(Exact):
     the scratch, whether it begins where the sequence does).
     """
 
-    plan: FusedPlan
+    plan: FusedPlan  # type: ignore[assignment]  # has what is asked of it: off_jobs
 
     def chunks_before(self, at, j):
         """Chunks of the jobs before job ``j`` of at most two."""
@@ -120,7 +119,9 @@ class Jobs(Exact):
                     target = I32(CARRY)
                     if rank > 0:
                         target = I32(MAP)
-                job_a = self.run(n, h, row0, row1, from_a, begin, end_a, role, is_map, target, entry)
+                job_a = self.run(
+                    n, h, row0, row1, from_a, begin, end_a, role, is_map, target, entry
+                )
                 target_b = I32(NOWHERE)
                 if right < 0:
                     target_b = I32(CARRY)
@@ -161,4 +162,3 @@ class Jobs(Exact):
         begin = length * min(p, parts) // parts
         stop = length * min(p + 1, parts) // parts
         return n, h, row0, row1, begin, stop, p + 1 == parts, n < N and p < parts, p > 0
-

@@ -82,6 +82,11 @@ class FusedPlan:
             raise ValueError(f"rows={self.rows!r} is not one of {sorted(_REGISTERS)}")
 
     @property
+    def cuts(self) -> bool:
+        """Whether sequences may be cut into pieces."""
+        return self.rows == HEAD
+
+    @property
     def scanners(self) -> int:
         """Warpgroups that hold the state, 64 value rows each; the first of the CTA."""
         return self.rows // 64
