@@ -112,6 +112,24 @@ def test_what_the_caller_leaves_to_the_kernel_is_passed_on(launched: list[Any]) 
     assert args[13].data_ptr() == dt_bias.data_ptr()
 
 
+def test_views_are_passed_as_they_are(launched: list[Any]) -> None:
+    x, one = tensors(), torch.randn(37, 2, 512).bfloat16()
+    x |= {"q": one[..., :128], "k": one[..., 128:256], "beta": torch.rand(37, 8)[:, ::2]}
+    gdn_prefill(**x)
+    ((_, _, options, args),) = launched
+    assert options == Options(compact=False)
+    assert args[0] is x["q"]
+    assert args[4] is x["beta"]
+    batch = tensors(T=20, batch=3)
+    batch["g"] = torch.rand(3, 21, 4)[:, :20]
+    with pytest.raises(ValueError, match=r"g has strides .*without a gap"):
+        gdn_prefill(**batch)
+    batch["g"] = torch.rand(3, 20, 8)[..., 4:]
+    gdn_prefill(**batch)
+    assert launched[1][3][3].shape == (60, 4)
+    assert launched[1][3][3].data_ptr() == batch["g"].data_ptr()
+
+
 def test_results_may_be_given_and_a_state_updated_in_place_with_one_segment(
     launched: list[Any],
 ) -> None:
@@ -149,12 +167,21 @@ WRONG = {
     "a gate per channel": ({"g": torch.zeros(37, 4, 128)}, ValueError, r"g must be \[37, 4\]"),
     "gates of key heads": ({"g": torch.zeros(37, 2)}, ValueError, r"g must be \[37, 4\]"),
     "fp64 beta": ({"beta": torch.zeros(37, 4).double()}, TypeError, "beta is float64"),
-    "strided": (
-        {"v": torch.zeros(37, 4, 256).bfloat16()[..., :128]},
+    "channels apart": (
+        {"v": torch.zeros(37, 4, 256).bfloat16()[..., ::2]},
         ValueError,
-        "v has strides",
+        "v has strides .*channels must be contiguous",
     ),
-    "strided beta": ({"beta": torch.zeros(37, 8)[:, ::2]}, ValueError, "beta has strides"),
+    "8 bytes apart": (
+        {"q": torch.zeros(37, 2, 132).bfloat16()[..., :128]},
+        ValueError,
+        "q has strides .*multiple of 16 bytes",
+    ),
+    "strided out": (
+        {"out": torch.zeros(37, 4, 256).bfloat16()[..., :128]},
+        ValueError,
+        "out has strides",
+    ),
     "offsets": ({"cu_seqlens": torch.zeros(3)}, TypeError, "cu_seqlens is float32"),
     "state": ({"initial_state": torch.zeros(2, 2, 128, 128)}, ValueError, "initial_state must be"),
     "fp16 state": ({"initial_state": states().half()}, TypeError, "initial_state is float16"),

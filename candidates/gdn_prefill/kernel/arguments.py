@@ -14,8 +14,10 @@ from candidates.kda_prefill.kernel.arguments import (
     _OFFSETS,
     _ORDER,
     MAX_ROWS,
+    _declared,
     _options,
     _shape,
+    _tensor,
     _whole,
     check_overlap,
     finite,
@@ -99,11 +101,22 @@ def check(
     if HV != H and (H == 0 or HV == 0 or HV % H):
         raise ValueError(f"v has {HV} heads, which is no multiple of the {H} of q and k")
     values = (*shape[:-2], HV, HEAD)
-    _whole("q", q, _BF16, shape, device)
-    _whole("k", k, _BF16, shape, device)
-    _whole("v", v, _BF16, values, device)
-    _whole("g", g, _FLOATS, values[:-1], device, alignment=0)
-    _whole("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+    compact = (
+        _tensor("q", q, _BF16, shape, device)
+        & _tensor("k", k, _BF16, shape, device)
+        & _tensor("v", v, _BF16, values, device)
+        & _tensor("g", g, _FLOATS, values[:-1], device, alignment=0)
+        & _tensor("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+    )
+    if not compact:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _declared(name, x, packed)
+        for name, x in (("g", g), ("beta", beta)):  # one number a token and head: any steps
+            if not packed and x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+                raise ValueError(
+                    f"{name} has strides {list(x.stride())}; sequences must follow each other "
+                    "without a gap"
+                )
     offsets, N = "equal", shape[0]
     if cu_seqlens is not None:
         _whole("cu_seqlens", cu_seqlens, _OFFSETS, None, device, alignment=0)
@@ -148,6 +161,7 @@ def check(
         given,
         None if final_state is False else wanted,
         offsets,
+        compact,
     )
 
 

@@ -255,7 +255,8 @@ def gdn_prefill(
 
     Notes
     -----
-    All tensors must be contiguous.  There is no backward pass.
+    q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
+    and tokens and heads of q, k and v a multiple of 16 bytes apart.  There is no backward pass.
     """
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run

@@ -23,6 +23,7 @@ from candidates.kda_prefill.kernel.fixup import Fixup
 # The compiler is not thread-safe: all that is compiled in a process goes through one lock.
 from candidates.kda_prefill.kernel.host import _TYPES as TYPES
 from candidates.kda_prefill.kernel.host import _fake as fake
+from candidates.kda_prefill.kernel.host import _strided as strided
 from candidates.kda_prefill.kernel.host import bare_function, compile_function
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 from candidates.kda_prefill.kernel.options import PLAIN, Options
@@ -137,10 +138,12 @@ class _Arguments:
 
     def __init__(self, with_state: bool, options: Options) -> None:
         T, N, H, HV = (cute.sym_int() for _ in range(4))
-        self.Q, self.K = (fake(cutlass.BFloat16, (T, H, HEAD)) for _ in range(2))
-        self.V, self.O = (fake(cutlass.BFloat16, (T, HV, HEAD)) for _ in range(2))
+        view = fake if options.compact else strided
+        self.Q, self.K = (view(cutlass.BFloat16, (T, H, HEAD)) for _ in range(2))
+        self.V = view(cutlass.BFloat16, (T, HV, HEAD))
+        self.O = fake(cutlass.BFloat16, (T, HV, HEAD))
         self.G, self.B = (
-            fake(TYPES[name], (T, HV), align=TYPES[name].width // 8)
+            view(TYPES[name], (T, HV), align=TYPES[name].width // 8)
             for name in (options.gate_dtype, options.beta_dtype)
         )
         offsets = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
