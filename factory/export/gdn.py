@@ -33,6 +33,7 @@ class GdnExporter(DeltaRuleExporter):
         "any_method": "Gated DeltaNet",
         # Kernels, of which the scan is KDA's, and how their entry point is called.
         "any_kernel_sections": '(".text.gdn_", ".text.kda_")',
+        "any_fused_field": "waves",
         "any_kernels_launched": '"gdn_"',
         "any_shape_arguments": "q, v, cu_seqlens",
         "any_of_dataclasses": "dataclass, replace",
