@@ -19,6 +19,7 @@ from factory.cli import _run
 from factory.export import aot, trace
 from factory.export.exporter import exporter_of
 from factory.export.render import render
+from factory.export.render import vendored as vendored_for_gate
 from factory.export.select import Selection, select
 from leaderboard import open_store
 
@@ -255,6 +256,16 @@ def test_the_definition_has_the_axes_of_the_operation_and_its_oracle(selection: 
     want = OPERATION.oracle(x)
     assert torch.allclose(o.double(), want["o"], rtol=1e-2, atol=1e-4)
     assert torch.allclose(state.double(), want["final_state"], atol=1e-5)
+
+
+def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_path: Path) -> None:
+    for form, names in (("split", ("gdn_prep_", "kda_scan_")), ("fused", ("gdn_fused_",))):
+        with open_store("sqlite://") as store:
+            board.fill(store, subject=SUBJECTS[form])
+            told = vendored_for_gate(select(OPERATION, FAMILY, [store]), tmp_path, "0" * 64)
+        assert told.function == "gdn_prefill"
+        assert set(names) <= set(told.kernels)
+        assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates.kda_prefill.kernel")
 
 
 def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
