@@ -33,8 +33,8 @@ _MARK = "FACTORY_CANDIDATE"
 """Environment variable by which the processes of one candidate are known."""
 _POLL_S = 0.2
 _REAP_S = 20.0
-_HANGUP_S = 2.0
-"""Between the end of its pipe and its own, where it ends by itself."""
+_HANGUP_S = 10.0
+"""Between the end of its pipe and its own, where it ends by itself, on a busy machine too."""
 _READS_LEFT = 16
 """Reads of what a process left behind, or wrote when its time was up: more than a pipe holds."""
 _TAIL_BYTES = 4000
