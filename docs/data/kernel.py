@@ -32,4 +32,19 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
         over = "-" if us is None else f"{us / floor:.1f}"
         lines.append([f"`{name}`", *cut, us_text(floor), us_text(us), over, us_text(slow[n])])
     head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
-    return {"fused": table(head, lines)}
+    return {"fused": table(head, lines), "fused schedules": _schedules(shown)}
+
+
+def _schedules(shown: Shown) -> str:
+    """The fused schedules, and where one is faster than the winner."""
+    best = shown.times(shown.winner).of(None, PRODUCTION, shown.tuned, mean=False)
+    lines = []
+    for row in shown.rows:
+        if row.schedule.get("form") != "fused":
+            continue
+        own = shown.times(row).of(None, PRODUCTION, shown.tuned, mean=False)
+        pairs = zip(shown.tuned, own, best, strict=True)
+        ahead = [f"`{n}`" for n, us, other in pairs if us is not None and other and us < other]
+        times = map(us_text, (row.score_us, row.slow_us))
+        lines.append([f"`{row.schedule_key}`", *times, ", ".join(ahead) or "-"])
+    return table("schedule | production | slow gates | faster than the winner on", lines)
