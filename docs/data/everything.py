@@ -24,6 +24,7 @@ __all__ = [
 
 MEASURED = {
     "README.md": "kda_prefill",
+    "docs/index.md": "kda_prefill",
     "docs/results.md": "kda_prefill",
     "docs/kernel.md": "kda_prefill",
     "docs/scale.md": "kda_prefill",
@@ -66,6 +67,8 @@ def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
         return scale.blocks(campaign)
     if name == "README.md":
         return results.readme_blocks(campaign)
+    if name == "docs/index.md":
+        return {"summary": results.readme_blocks(campaign)["summary"]}
     if name == "docs/kernel.md":
         return kernel.kernel_blocks(campaign)
     return results.results_blocks(campaign)
