@@ -238,16 +238,16 @@ def test_campaigns_names_every_baseline() -> None:
 # ---------------------------------------------------------------------------- leaderboard
 
 
-def test_leaderboard_has_every_table_and_column() -> None:
+def test_database_has_every_table_and_column() -> None:
     from leaderboard.models import Base
 
     shown = {
-        code(r[0])[0]: code(r[2]) for r in rows(page("leaderboard.md"), "table", "holds", "columns")
+        code(r[0])[0]: code(r[2]) for r in rows(page("database.md"), "table", "holds", "columns")
     }
     assert shown == {
         name: [c.name for c in table.columns] for name, table in Base.metadata.tables.items()
     }
-    for row in rows(page("leaderboard.md"), "column", "meaning"):
+    for row in rows(page("database.md"), "column", "meaning"):
         table, _, column = code(row[0])[0].partition(".")
         assert {column, *code(row[0])[1:]} <= set(shown[table])
 

@@ -40,7 +40,9 @@ PAGES = (
     "docs/json.md",
     "docs/commands.md",
     "docs/campaigns.md",
+    "docs/search.md",
     "docs/leaderboard.md",
+    "docs/database.md",
 )
 SEARCHES = f"docs/example/{printed.SEARCHES}"
 EXAMPLE = "docs/example/report.html"

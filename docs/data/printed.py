@@ -22,11 +22,13 @@ _WIDTH = 108
 _PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/campaigns.md": {
         "dry run": ("factory launch quickstart --clock modelled --dry-run",),
-        "replay": (_REPLAY,),
     },
+    "docs/search.md": {"replay": (_REPLAY,)},
     "docs/leaderboard.md": {
         "ranking": ("factory leaderboard --db shipped --limit 4",),
         "report": ("factory report survey --db shipped",),
+    },
+    "docs/database.md": {
         "transfer": (
             "factory leaderboard export --db shipped -o results.jsonl",
             "factory leaderboard import results.jsonl --db sqlite:///other.db",
@@ -54,8 +56,14 @@ def _shown(lines: tuple[str, ...]) -> str:
     for line, printed in zip(lines, _run(lines)[0], strict=True):
         shown.append(f"$ {line}")
         kept = (x for x in printed.rstrip().splitlines() if not x.startswith(_OF_THE_MACHINE))
-        shown += [x if len(x) <= _WIDTH else x[: _WIDTH - 3].rstrip() + "..." for x in kept]
+        shown += map(_cut, kept)
     return "\n".join([*shown, "```"])
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _WIDTH:
+        return line
+    return line[:_WIDTH] if set(line) == {"\u2500"} else line[: _WIDTH - 3].rstrip() + "..."
 
 
 @cache
