@@ -306,7 +306,8 @@ class _Check:
     def note(self, stage: CheckedStage) -> None:
         self._stages[stage.stage] = stage
         if stage.verdict != "not run":
-            self._event(stage.stage, f"{stage.verdict}{': ' if stage.reason else ''}{stage.reason}")
+            word = stage.verdict if stage.status is None else stage.status.value
+            self._event(stage.stage, f"{word}{': ' if stage.reason else ''}{stage.reason}")
 
     def on_cpu(self, *, gate: bool) -> None:
         from factory.device.job import open_job

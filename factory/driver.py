@@ -380,6 +380,7 @@ class Driver:
         self.executor.finals([Finalist(t.id, self._offered[t.schedule_key]) for t in chosen])
 
     def _finals_finished(self, event: FinalsFinished) -> None:
+        each = event.seconds / max(1, len(event.results))  # they were timed in turns
         for trial_id, result in event.results.items():
             trial = self.store.record_finals(
                 trial_id,
@@ -387,7 +388,7 @@ class Driver:
                     stage="finals",
                     status=result.status,
                     reason=result.reason,
-                    seconds=0.0,
+                    seconds=max(0.0, each),
                     details=dict(result.details),
                 ),
                 errors=result.errors,

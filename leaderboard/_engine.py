@@ -22,7 +22,19 @@ from leaderboard import migrations
 from leaderboard._errors import AbsentError, StoreError, UnreachableError
 from leaderboard.models import Base
 
-__all__ = ["BUSY_SECONDS", "WRITES", "describe", "in_memory", "make_engine", "normalise"]
+__all__ = [
+    "BUSY_SECONDS",
+    "SHIPPED",
+    "WRITES",
+    "describe",
+    "in_memory",
+    "make_engine",
+    "normalise",
+]
+
+SHIPPED = "shipped"
+"""In the place of a URL: the results that come with the package, for reading."""
+
 
 BUSY_SECONDS = 60
 """How long a transaction waits for another process's before it gives up."""
@@ -42,6 +54,10 @@ def normalise(url: str) -> URL:
     StoreError
         If it is no URL or names a database that is not supported.
     """
+    if url == SHIPPED:
+        raise StoreError(
+            "the shipped results are for reading only; name a database to write to: sqlite:///FILE"
+        )
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # no URL, or a port or host that is none

@@ -13,6 +13,8 @@ from leaderboard.models import CampaignRow, JobRow, MeasurementRow
 
 __all__ = ["check_names", "gpu_named"]
 
+_UNMEASURED = "nothing in it was measured, and modelled times have no GPU, regime or control"
+
 
 def check_names(
     session: Session,
@@ -44,7 +46,8 @@ def check_names(
             continue
         there: Iterable[str | None] = session.scalars(sa.select(column).distinct())
         known = [n for n in there if n is not None]
-        raise UnknownError(f"no {what} {name!r} in {where}; {nearest(name, known)}")
+        hint = nearest(name, known) if known or what == "operation" else _UNMEASURED
+        raise UnknownError(f"no {what} {name!r} in {where}; {hint}")
 
 
 def gpu_named(session: Session, where: str, name: str) -> str:
@@ -61,5 +64,8 @@ def gpu_named(session: Session, where: str, name: str) -> str:
     found = sorted(gpu for gpu in there if name.lower() in gpu.lower())
     if len(found) == 1:
         return found[0]
-    why = f"{len(found)} are: {', '.join(found)}" if found else nearest(name, there)
+    # Where nothing was timed the jobs are those of models, on no GPU.
+    measured = session.scalar(sa.select(MeasurementRow.id).limit(1)) is not None
+    hint = nearest(name, there) if measured else _UNMEASURED
+    why = f"{len(found)} are: {', '.join(found)}" if found else hint
     raise UnknownError(f"no GPU {name!r} in {where}; {why}")

@@ -1,7 +1,8 @@
 """One question for all of it: trials by operation, GPU, campaign, clock, regime, status and words.
 
-The rules of :mod:`leaderboard._ranking` order the rows; a filter never changes a rank, and rows
-that must not be compared stay in runs of their own whatever they are sorted by.
+The rules of :mod:`leaderboard._ranking` order the rows; a filter never changes a rank, but for
+that of a campaign, which is then ranked alone.  Rows that must not be compared stay in runs of
+their own whatever they are sorted by.
 """
 
 from __future__ import annotations
@@ -58,9 +59,13 @@ class Results(Sequence[ResultRow]):
     Parameters
     ----------
     rows : tuple of ResultRow
+    parameters : tuple of str
+        Of the spaces of the campaigns that were asked, whatever rows are left: so that columns
+        do not depend on a condition or a limit.
     """
 
     rows: tuple[ResultRow, ...]
+    parameters: tuple[str, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> ResultRow: ...
@@ -84,7 +89,8 @@ class Results(Sequence[ResultRow]):
 
         A parameter that is called as a column is has ``schedule.`` before its name.
         """
-        parameters = dict.fromkeys(name for row in self.rows for name in row.schedule)
+        met = (name for row in self.rows for name in row.schedule)
+        parameters = dict.fromkeys([*self.parameters, *met])
         names = {p: f"schedule.{p}" if p in COLUMNS else p for p in parameters}
         fixed = [name for name in COLUMNS if name != "schedule"]
         lines = []
@@ -141,7 +147,7 @@ def query(
     gpu : str, optional
         Only this one; a part of its name will do where it is no other's.
     campaign : str, optional
-        Only this one, by id, or the newest of that name.
+        Only this one, by id, or the newest of that name; ranks are among its own trials.
     clock, regime : optional
         Time by another clock or regime than the one that ranks a campaign: the geomean over its
         tuned workloads, read in the job of the score.  Ranks and ratios are then by that.
@@ -193,12 +199,13 @@ def query(
         first = limit if where is None and sort is None else None
         rows = _rows(session, filters, basis, str(status), live=live, first=first)
         names = _names(session, rows)
+        parameters = _parameters(session, filters)
     if where is not None:
         holds = parse_where(where, names)
         rows = [row for row in rows if holds(_named(row))]
     if sort is not None:
         rows = _sorted(rows, sort, names)
-    return Results(tuple(_cut(rows, limit)))
+    return Results(tuple(_cut(rows, limit)), parameters)
 
 
 @dataclass(frozen=True)
@@ -360,6 +367,19 @@ def _names(session: Session, rows: Iterable[ResultRow]) -> set[str]:
     parameters = {name for space in spaces for name in space}
     parameters |= {name for row in rows for name in row.schedule}
     return {*COLUMNS, *_ALIASES, *parameters} - {"schedule"}
+
+
+def _parameters(session: Session, filters: Filters) -> tuple[str, ...]:
+    """Parameters of the campaigns that are asked, in the order of their spaces."""
+    statement = sa.select(CampaignRow.space).order_by(CampaignRow.created_at, CampaignRow.id)
+    for value, column in (
+        (filters.operation, CampaignRow.operation),
+        (filters.operation_version, CampaignRow.operation_version),
+        (filters.campaign_id, CampaignRow.id),
+    ):
+        if value is not None:
+            statement = statement.where(column == value)
+    return tuple(dict.fromkeys(name for space in session.scalars(statement) for name in space))
 
 
 def _named(row: ResultRow) -> dict[str, Any]:

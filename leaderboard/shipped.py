@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from leaderboard._engine import make_engine, normalise
+from leaderboard._engine import SHIPPED, make_engine, normalise
 from leaderboard.store import DEFAULT_URL, Store, open_store
 from leaderboard.transfer import import_lines
 
@@ -52,8 +52,11 @@ def open_for_reading(url: str | None = None) -> Store:
     """What a reading command looks at.
 
     ``url`` if given, else the database in the working directory if there is
-    one, else the shipped results; always read-only.
+    one, else the shipped results; always read-only.  The word ``"shipped"`` in the
+    place of a URL names those whatever is in the working directory.
     """
+    if url == SHIPPED:
+        return shipped_store()
     if url is not None:
         return open_store(url, read_only=True)
     default = normalise(DEFAULT_URL).database

@@ -88,7 +88,8 @@ class ResultRow(_View):
     """Number of the ranking that the row has its place in; rows of different runs must not be
     compared.  None where it has no place."""
     rank: int | None
-    """Within the run, whatever was filtered; ``reason`` says why there is none."""
+    """Within the run, whatever was filtered but the campaign, which is ranked alone if it was;
+    ``reason`` says why there is none."""
     status: TrialStatus
     stage: str
     reason: str

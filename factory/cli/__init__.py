@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -30,7 +32,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("factory.cli.compare:compare", "Two trials: faster, slower or not told apart."),
     "report": ("factory.cli.report:report", "A campaign as one web page that opens offline."),
     "check": ("factory.cli.check:check", "One candidate file through all stages."),
-    "bench": ("factory.cli.bench:bench", "The winner and all controls, shape by shape."),
+    "bench": ("factory.cli.bench:bench", "The winner and all baselines, shape by shape."),
     "export": ("factory.cli.export:export", "The winner as a folder that a repository commits."),
     "operations": ("factory.cli.listing:operations_", "What can be computed, and how it is gated."),
     "gc": ("factory.cli.gc:gc", "Make room in the store of compiled kernels."),
@@ -39,8 +41,38 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 """Name to where it lives and its one-line help, so that ``--help`` loads none of them."""
 
 
+class _ReaderLeft(Exception):
+    """Nobody reads standard output any more; not an error of the command."""
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Say so in a way of our own: click would take a broken pipe for itself and exit with 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        if not _left(sys.stdout):
+            raise RuntimeError("a pipe to another process broke") from error
+        raise _ReaderLeft from error
+
+
+def _left(stream: Any) -> bool:
+    """Whether ``stream`` is a pipe whose other end is closed."""
+    watched = select.poll()
+    watched.register(stream.fileno(), 0)  # of an error one is told unasked
+    return any(seen & select.POLLERR for _, seen in watched.poll(0))
+
+
 class _Lazy(click.Group):
     """Loads a command only when it is run."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _reader_may_leave():  # it prints the help
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -69,8 +101,9 @@ def cli(debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Console entry point.
 
-    Exit codes: 0 done; 1 nothing passed; 2 wrong usage; 3 the machine or the
-    toolchain is at fault; 130 interrupted, resumable.
+    Exit codes: 0 done; 1 the work failed: nothing passed, or what was asked
+    about was rejected; 2 wrong usage; 3 the machine or the toolchain is at
+    fault; 130 interrupted, resumable.
     """
     sys.exit(_run(argv))
 
@@ -94,8 +127,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except CommandError as error:
         _show_traceback()
         return _complain(str(error), error.exit_code)
-    except BrokenPipeError:
-        # The reader left (``factory leaderboard | head``); nobody is there to be told.
+    except _ReaderLeft:
+        # As of ``factory leaderboard | head``; nobody is there to be told.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:

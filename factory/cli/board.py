@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import click
 from factory.cli.claims import claims
 from factory.cli.common import (
     db_option,
+    db_to_write_option,
     json_option,
     open_reading,
     print_json,
@@ -21,7 +23,7 @@ from factory.cli.common import (
     refuse_in_memory,
     us_text,
 )
-from factory.cli.table import print_failures
+from factory.cli.table import line_width, print_failures
 from factory.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ _LOSSES_NAMED = 2
 _SIDE_BY_SIDE = 4
 """Trials of a table of shapes."""
 
+_ON_A_TERMINAL = 20
+"""Rows of a ranking there, where nobody asked for a number of them."""
+
 
 @click.group(invoke_without_command=True)
 @click.option("--operation", help="Only this operation.")
@@ -46,10 +51,19 @@ _SIDE_BY_SIDE = 4
     help="Order by this clock.",
 )
 @click.option("--regime", help="Order by the times on this regime, for example slow.")
-@click.option("--status", default="ranked", show_default=True, help="Verdict; ranked, failed, all.")
+@click.option(
+    "--status",
+    default="ranked",
+    show_default=True,
+    help="ranked, passed (without a place too), failed, all, or one verdict.",
+)
 @click.option("--where", metavar="CONDITION", help='For example "bt=32 and anchor=mid".')
 @click.option("--sort", metavar="COLUMN", help="Order within each ranking; -COLUMN downwards.")
-@click.option("--limit", type=click.IntRange(min=1), help="Rows of each ranking.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Rows of each ranking; default: all, on a terminal 20.",
+)
 @click.option("--columns", metavar="A,B,...", help="These columns, in this order.")
 @click.option("--control", help="Baseline for the ratios.")
 @click.option("--shapes", is_flag=True, help="Each shape, with the control; losses marked.")
@@ -79,10 +93,11 @@ def leaderboard(
     factory leaderboard --shapes --limit 3
 
     Clocks, GPUs and versions are never ranked together: each has its own
-    ranking from 1, and a filter changes no rank.  What was measured with other
-    source than the installed one comes apart, marked superseded.  With --json:
-    a list of objects, each with its trial's id (leaderboard.ResultRow; with
-    --shapes leaderboard.ShapeResult, with --rejected leaderboard.RejectedRow).
+    ranking from 1, and a filter changes no rank, but for --campaign, which
+    ranks that campaign alone.  What was measured with other source than the
+    installed one comes apart, marked superseded.  With --json: a list of
+    objects, each with its trial's id (leaderboard.ResultRow; with --shapes
+    leaderboard.ShapeResult, with --rejected leaderboard.RejectedRow).
     """
     ctx.obj = db
     if ctx.invoked_subcommand is not None:
@@ -112,10 +127,12 @@ def leaderboard(
             _print_csv([heads[n] for n in keep], ([line[n] for n in keep] for line in lines))
         elif as_json:
             print_json(found.rows if chosen is None else _objects(found, chosen))
-        elif chosen is not None:
-            _print_chosen(found, chosen, store.name)
         else:
-            _print_found(found, store.name)
+            most = None if asked["limit"] or line_width() is None else _ON_A_TERMINAL
+            if chosen is not None:
+                _print_chosen(found, chosen, store.name, most)
+            else:
+                _print_found(found, store.name, most)
 
 
 def _sources(store: Store) -> Mapping[str, str]:
@@ -141,7 +158,8 @@ def _chosen(found: Results, columns: str) -> list[str]:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *short], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there: {', '.join(known)}"
+            there = ", ".join([*short, *known])
+            hint = f"did you mean {near[0]!r}?" if near else f"there: {there}"
             raise UserError(f"no column {name!r}; {hint}")
     return names
 
@@ -155,7 +173,7 @@ def _objects(found: Results, chosen: Sequence[str]) -> list[dict[str, Any]]:
 
 @leaderboard.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@db_option
+@db_to_write_option
 @json_option
 @click.pass_obj
 def import_(parent_db: str | None, file: str, db: str | None, as_json: bool) -> None:
@@ -217,7 +235,7 @@ def _print_csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     click.echo(stream.getvalue(), nl=False)
 
 
-def _print_found(found: Results, name: str) -> None:
+def _print_found(found: Results, name: str, most: int | None) -> None:
     if not found:
         click.echo(f"no ranked trials in {name} fit (--status all shows the others)")
         return
@@ -227,12 +245,14 @@ def _print_found(found: Results, name: str) -> None:
         if run[0].run is None:
             print_failures(run, title="without a place")
         else:
-            _print_run(run)
+            _print_run(run, most)
 
 
-def _print_run(run: Sequence[ResultRow]) -> None:
+def _print_run(run: Sequence[ResultRow], most: int | None) -> None:
     first = run[0]
-    many = len({r.campaign_id for r in run}) > 1
+    ids = {r.campaign_id: r.campaign for r in run}
+    many = len(ids) > 1
+    names = Counter(ids.values())
     slow = any(r.slow_us is not None for r in run)
     over = any(r.ratio is not None for r in run)
     ratio = f"/ {first.control}"
@@ -253,16 +273,23 @@ def _print_run(run: Sequence[ResultRow]) -> None:
                     if over
                     else []
                 ),
-                *([r.campaign] if many else []),
+                *([r.campaign if names[r.campaign] == 1 else r.campaign_id] if many else []),
                 r.schedule_key,
             ]
-            for r in run
+            for r in run[:most]
         ),
         title=_title(run),
         right=f"rank,trial,us,slow us,{ratio}",
         drop="slow us,loses on,campaign",
         keep={"schedule": 44},
+        fold="schedule",
     )
+    _print_rest(run, most)
+
+
+def _print_rest(run: Sequence[ResultRow], most: int | None) -> None:
+    if most is not None and len(run) > most:
+        print_note(f"and {len(run) - most} more; --limit {len(run)} shows all")
 
 
 def _title(run: Sequence[ResultRow | ShapeResult], *, operation: str = "") -> str:
@@ -289,7 +316,7 @@ def _losses(workloads: tuple[str, ...]) -> str:
     return " ".join(workloads) or "-"
 
 
-def _print_chosen(found: Results, chosen: Sequence[str], name: str) -> None:
+def _print_chosen(found: Results, chosen: Sequence[str], name: str, most: int | None) -> None:
     if not found:
         click.echo(f"no trials in {name} fit")
         return
@@ -302,10 +329,12 @@ def _print_chosen(found: Results, chosen: Sequence[str], name: str) -> None:
             click.echo()
         print_table(
             chosen,
-            ([_cell(by_id[row.id][n]) for n in at] for row in run),
+            ([_cell(by_id[row.id][n]) for n in at] for row in run[:most]),
             title="without a place" if run[0].run is None else _title(run),
             right=",".join(numbers),
+            fold="schedule_key",
         )
+        _print_rest(run, most)
 
 
 def _cell(value: Any) -> str:

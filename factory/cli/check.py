@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
+_ACCEPTED = "accepted\nmax, rms"
+
 _SHARED = ("gate", "time")
 """Stages whose inputs the controls met too."""
 
@@ -71,7 +73,7 @@ def check(
 
     FILE declares OPERATION and KERNELS and defines bind(inputs, outputs) or
     run(inputs, outputs).  It runs in a process of its own, under limits.
-    Exit code 0: everything that could run passed; 1: refused; 2: not a
+    Exit code 0: everything that could run passed; 1: rejected; 2: not a
     candidate file; 3: the machine failed, or did not hold still while timing;
     130: interrupted by Ctrl-C or SIGTERM.
 
@@ -87,6 +89,8 @@ def check(
     refuse_unknown("regime", regimes, known.regimes)
     met = [w.name for w in (known.reduced() if small else known.tuned())]
     refuse_unknown("workload", workloads, met, " without a GPU" if small else "")
+    if small:
+        _compute_alone()
     with _ended_by_sigterm():
         found = run(
             candidate,
@@ -126,6 +130,16 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, earlier)
 
 
+def _compute_alone() -> None:
+    """One thread for the oracle too, unless the user says otherwise; as its candidate has."""
+    import os
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 def _read(file: Path, operation: str | None) -> tuple[UserFamily, Operation]:
     import operations
     from candidates.user import UserFileError, read_user_file
@@ -151,7 +165,7 @@ def _gpu() -> Device | None:
 
 def _verdict(found: Checked) -> str:
     if not found.passed:
-        return "refused"
+        return "rejected"
     return "void" if found.void else "passed"
 
 
@@ -233,6 +247,7 @@ def _print(candidate: UserFamily, operation: Operation, found: Checked) -> None:
             for s in found.stages
         ),
         right="seconds",
+        spill="what was seen",
     )
     _print_errors(operation, found)
     _print_times(found)
@@ -240,7 +255,8 @@ def _print(candidate: UserFamily, operation: Operation, found: Checked) -> None:
     click.echo()
     if failed is not None:
         log = f"; log {failed.log}" if failed.log else ""
-        click.echo(f"refused at {failed.stage}{log}")
+        word = "rejected" if failed.status is None else failed.status.value
+        click.echo(f"{word} at {failed.stage}{log}")
     elif found.void:
         click.echo(f"right, but its times do not count: {found.void}; check again")
     else:
@@ -260,7 +276,7 @@ def _print_errors(operation: Operation, found: Checked) -> None:
     click.echo()
     print_table(
         [
-            *("stage", "regime", "output", "workload", "max error", "rms error", "accepted"),
+            *("stage", "regime", "output", "workload", "max error", "rms error", _ACCEPTED),
             *("verdict", *beside),
         ],
         (
@@ -281,8 +297,11 @@ def _print_errors(operation: Operation, found: Checked) -> None:
             ]
             for e in worst.values()
         ),
-        title="largest error of each output in each regime; max error of the controls beside it",
+        title="largest error of each output in each regime"
+        + ("; max error of the controls beside it" if beside else ""),
         right=",".join(["max error", "rms error", *beside]),
+        drop=",".join(["stage", "rms error", *beside]),
+        keep={"workload": 18, "regime": 18},
     )
 
 

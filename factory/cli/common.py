@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "db_option",
+    "db_to_write_option",
     "json_option",
     "log_folder",
     "open_reading",
@@ -33,12 +34,22 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def db_option(command: _F) -> _F:
-    """``--db URL``."""
+    """``--db URL`` of a command that reads."""
     return click.option(
         "--db",
         metavar="URL",
-        help="Leaderboard, for example sqlite:///FILE or postgresql://USER@HOST/NAME. "
-        "Default: factory.db here, else (for reading) the shipped results.",
+        help="Leaderboard, for example sqlite:///FILE or postgresql://USER@HOST/NAME; shipped: "
+        "the results that come with the package. Default: factory.db here, else the shipped ones.",
+    )(command)
+
+
+def db_to_write_option(command: _F) -> _F:
+    """``--db URL`` of a command that writes."""
+    return click.option(
+        "--db",
+        metavar="URL",
+        help="Leaderboard to write, for example sqlite:///FILE or postgresql://USER@HOST/NAME. "
+        "Default: factory.db here.",
     )(command)
 
 

@@ -46,8 +46,9 @@ def compare(first: str, second: str, db: str | None, as_json: bool) -> None:
     click.echo(_conclusion(found))
     if found.shapes:
         click.echo()
+        heads = [f"trial {a.id}", f"trial {b.id}"]
         print_table(
-            ["workload", f"{a.id} us", f"{b.id} us", "ratio", "95% interval", f"{a.id} is"],
+            ["workload", *heads, "ratio", "95% interval", f"trial {a.id} is"],
             (
                 [
                     s.workload,
@@ -59,7 +60,7 @@ def compare(first: str, second: str, db: str | None, as_json: bool) -> None:
                 ]
                 for s in found.shapes
             ),
-            right=f"{a.id} us,{b.id} us,ratio",
+            right=",".join([*heads, "ratio"]),
         )
 
 
@@ -73,4 +74,4 @@ def _conclusion(found: Any) -> str:
     interval = f"ratio {found.ratio:.3f}, 95% interval {found.low:.3f} to {found.high:.3f}"
     if found.verdict == "not told apart":
         return f"trials {a} and {b} are not told apart: {interval}"
-    return f"trial {a} is {found.verdict} than {b}: {interval}"
+    return f"trial {a} is {found.verdict} than trial {b}: {interval}"

@@ -398,7 +398,8 @@ def _say(
     for row in s.rows:
         over = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row.over_default.items())
         told = f" ({over} of the time of the schedule for the rest)" if over else ""
-        click.echo(f"  {row.workload or 'all other shapes'}: {row.schedule.key}{told}")
+        rest = "all other shapes" if len(s.rows) > 1 else "all shapes"
+        click.echo(f"  {row.workload or rest}: {row.schedule.key}{told}")
     _say_of(s, claim, refused)
 
 

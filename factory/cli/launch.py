@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from factory.cli.common import (
-    db_option,
+    db_to_write_option,
     json_option,
     print_json,
     print_note,
@@ -58,7 +58,7 @@ _SHOWN = 20
 @click.option("--ray-address", help="Ray cluster to join; implies --executor ray.")
 @click.option("--dry-run", is_flag=True, help="Show space, counts and an estimate; run nothing.")
 @click.option("--print-config", is_flag=True, help="Print the configuration as TOML.")
-@db_option
+@db_to_write_option
 @json_option
 def launch(
     campaign: str,
@@ -258,6 +258,7 @@ def _print_tables(rows: Any, failed: Any, plan: Plan) -> None:
             right="rank,trial,us,slow us",
             drop="slow us",
             keep={"schedule": 70},
+            fold="schedule",
         )
         if len(rows) > _SHOWN:
             click.echo(f"and {len(rows) - _SHOWN} more: factory leaderboard")

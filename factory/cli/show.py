@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,9 +65,7 @@ def show(trial: str, again: bool, db: str | None, as_json: bool) -> int:
         if made:
             known = ", ".join(f"{k} {made[k]}" for k in _SHOWN if made.get(k))
             print_note(known, first=f"job {record.job_id}: ", indent="  ")
-        for log in dict.fromkeys([record.log_path, *(s.details.get("log") for s in record.stages)]):
-            if log:
-                click.echo(f"log {log}")
+        _print_logs(record)
         _print_stages(record)
         _print_kernels(record)
         _print_errors(store, record)
@@ -180,7 +179,7 @@ def _again(record: TrialRecord, campaign: CampaignRecord, *, as_json: bool) -> i
 
 
 def _print_head(record: TrialRecord, campaign: CampaignRecord) -> None:
-    click.echo(f"trial {record.id} of {record.campaign_id}, number {record.number}")
+    click.echo(f"trial {record.id} of {record.campaign_id}")
     print_note(record.schedule_key, first="schedule ", indent="  ")
     if record.score_us is not None and record.clock is not None:
         slow = f", slow gates {us_text(record.slow_us)} us" if record.slow_us else ""
@@ -195,12 +194,28 @@ def _print_head(record: TrialRecord, campaign: CampaignRecord) -> None:
     )
 
 
+def _print_logs(record: TrialRecord) -> None:
+    """Log files that are here: others are on the machine that ran it, or were never begun."""
+    named = dict.fromkeys([record.log_path, *(s.details.get("log") for s in record.stages)])
+    logs = [log for log in named if log]
+    here = [log for log in logs if Path(log).exists()]
+    for log in here:
+        click.echo(f"log {log}")
+    if logs and not here:
+        click.echo("no log file of it is here; --json names where one was")
+
+
 def _print_stages(record: TrialRecord) -> None:
     click.echo()
     print_table(
         ["stage", "verdict", "seconds", "what it saw"],
         (
-            [s.stage, s.status.value, f"{s.seconds:.2f}", s.reason or _facts(s.details)]
+            [
+                s.stage,
+                s.status.value,
+                f"{s.seconds:.2f}" if s.seconds else "-",  # nobody noted them
+                s.reason or _facts(s.details),
+            ]
             for s in record.stages
         ),
         right="seconds",

@@ -140,7 +140,7 @@ def _print_one(found: dict[str, Any]) -> None:
                 str(s["entered"]),
                 str(s["passed"]),
                 ", ".join(f"{n} {k}" for k, n in s["failed"].items()) or "-",
-                f"{s['seconds']:.1f}",
+                f"{s['seconds']:.1f}" if s["seconds"] else "-",
             ]
             for s in found["stages"]
         ),

@@ -97,11 +97,12 @@ def print_table(
     drop: str = "",
     keep: Mapping[str, int] | None = None,
     spill: str = "",
+    fold: str = "",
 ) -> None:
     """Print a table.
 
     Where a terminal is too narrow, columns named in ``drop`` are left out, then the longest texts
-    are cut.  A line under the table says so.
+    are cut, or folded.  A line under the table says what is not shown.
 
     Parameters
     ----------
@@ -115,6 +116,9 @@ def print_table(
         Columns that are not cut below this width while there is something to leave out.
     spill : str
         A column of long texts: where it does not fit, its texts stand under the table.
+    fold : str
+        The last column, if its texts go on in a line of their own instead of being cut: those
+        that differ in their middle only would look alike.
     """
     lines = [[_clean(cell) for cell in row] for row in rows]
     heads = list(columns)
@@ -138,20 +142,34 @@ def print_table(
             dropped.insert(0, name)
     widths = _natural(heads, lines)
     fitted = widths if width is None else _fitted(widths, heads, numeric, width, gap)
-    cut = fitted != widths
+    cut = any(
+        now != natural
+        for head, now, natural in zip(heads, fitted, widths, strict=True)
+        if head != fold
+    )
     if title:
         click.echo(_bold(_cut(title, width)))
     for level in _levels(heads):
         click.echo(_line(level, fitted, numeric, heads, gap))
     click.echo("\u2500" * (sum(fitted) + len(gap) * (len(fitted) - 1)))
     for line in lines:
-        click.echo(_line(line, fitted, numeric, heads, gap, colours=coloured()))
+        for part in _folded(line, fitted[-1]) if heads[-1] == fold else [line]:
+            click.echo(_line(part, fitted, numeric, heads, gap, colours=coloured()))
     if dropped or cut:
         left_out = f"{', '.join(dropped)} left out" if dropped else ""
         words = "; ".join(w for w in (left_out, "long texts cut" if cut else "") if w)
         print_note(f"({words}: a wider terminal or a pipe shows all)")
     for name, text in spilt:
         print_note(text, first=f"{name}: ", indent="  ")
+
+
+def _folded(cells: Sequence[str], width: int) -> list[list[str]]:
+    """The line, and as many more as its last cell needs; these begin two columns further in."""
+    if _length(cells[-1]) <= width:
+        return [[*cells]]
+    parts = wrap(cells[-1], width, subsequent_indent="  ", break_on_hyphens=False)
+    empty = [""] * (len(cells) - 1)
+    return [[*cells[:-1], parts[0]], *([*empty, part] for part in parts[1:])]
 
 
 def _bold(text: str) -> str:
@@ -240,7 +258,7 @@ def _line(
     for n, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         text = _cut(cell, width)
         room = " " * (width - _length(text))
-        if colours and heads[n] in _WORDS and cell in _STYLES:
+        if colours and heads[n].split(" ")[-1] in _WORDS and cell in _STYLES:
             text = click.style(text, fg=_STYLES[cell])
         last = n == len(cells) - 1
         parts.append(room + text if heads[n] in numeric else text + ("" if last else room))

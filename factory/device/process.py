@@ -146,7 +146,7 @@ class Child:
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=_environment(self._mark),
+                env=_environment(self._mark, alone=opening.device.torch_device == "cpu"),
             )
         theirs.close()
         self._left_s = load_s
@@ -405,10 +405,15 @@ def _shorten(path: Path) -> None:
         return  # somebody cleared the folder
 
 
-def _environment(mark: str) -> dict[str, str]:
-    """The job's own, with its import path, a traceback on fatal signals and a mark."""
+def _environment(mark: str, *, alone: bool) -> dict[str, str]:
+    """The job's own, with its import path, a traceback on fatal signals and a mark.
+
+    On a CPU (``alone``) one thread unless the user says otherwise: threads of tensors that
+    small wait for each other, for minutes where the cores have other work.
+    """
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return {
+        **({"OMP_NUM_THREADS": "1"} if alone else {}),
         **os.environ,
         "PYTHONPATH": path,
         "PYTHONFAULTHANDLER": "1",

@@ -268,6 +268,8 @@ def _verdicts(stage: StageCount) -> list[tuple[str, int]]:
 
 
 def _seconds(seconds: float) -> str:
+    if not seconds:
+        return "time not noted"
     if seconds < 1:
         return "under 1 s"
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -232,6 +232,26 @@ def test_nothing_of_the_file_runs_in_the_checking_process(
     assert str(os.getpid()) not in pids
 
 
+def test_on_a_cpu_a_candidate_computes_on_one_thread_unless_the_user_says_otherwise(
+    checked: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many wait for each other: minutes, where the cores have other work."""
+    monkeypatch.setitem(
+        fakes.FILES,
+        "counts threads",
+        fakes.RIGHT + "    import torch\n    print('threads', torch.get_num_threads())\n",
+    )
+
+    def threads() -> set[str]:
+        log = Path(by_stage(checked("counts threads"))["gate"].log)
+        return {line for line in log.read_text().splitlines() if line.startswith("threads")}
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads() == {"threads 1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert "threads 2" in threads()
+
+
 # -- the command ---------------------------------------------------------------------------
 
 
@@ -274,10 +294,29 @@ def test_the_example_that_is_wrong_is_refused_with_its_first_breach(
     assert done.code == 1, done.out + done.err
     answer = json.loads(done.out)
     gate = next(s for s in answer["stages"] if s["id"] == "gate")
-    assert answer["verdict"] == "refused"
+    assert answer["verdict"] == "rejected"
     assert gate["status"] == "rejected"
     assert gate["details"]["first_breach"] == "sweep_lb3", "right at -1 and -2, NaN from -3 on"
     assert "non-finite" in gate["reason"]
+
+
+def test_one_word_for_what_is_wrong_and_its_reason_in_full(
+    command: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("factory.cli.table.line_width", lambda: 80)
+    done = command(fakes.written(tmp_path, "wrong"))
+    assert done.code == 1
+    assert max(map(len, done.out.splitlines()[1:-1])) <= 80  # but for the names of files
+    said = next(line for line in done.err.splitlines() if line.startswith("gate: "))
+    assert said.startswith("gate: rejected: ")
+    reason = said.removeprefix("gate: rejected: ")
+    assert reason in " ".join(done.out.split())
+    assert "rejected at gate; log " in done.out.splitlines()[-1]
+    for other in ("failed:", "refused"):
+        assert other not in done.out + done.err
+    assert "accepted" in done.out
+    assert "max, rms" in done.out, "it says what the two numbers are"
+    assert "of the controls" not in done.out, "there are none without a GPU"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_each_trial_has_a_log_that_show_names(inside, finished):
         path = finished[0] / shown["log_path"]
         if shown["status"] != "infeasible":
             assert "== emulate" in path.read_text()
-        assert shown["log_path"] in inside("show", trial)[1]
+        assert (f"log {shown['log_path']}\n" in inside("show", trial)[1]) is path.exists()
 
 
 def test_show_prints_the_errors_of_each_regime(inside):

@@ -128,11 +128,12 @@ def test_says_for_each_shape_how_the_first_stands(store, run):
     b = timed(store, 1, (12.0, 40.0))
     code, out, _ = run(a, b)
     assert code == 0
-    assert f"trial {a} is faster than {b}" in out
+    assert f"trial {a} is faster than trial {b}" in out
+    assert f"trial {a} is\n" in out, "the head of the last column"
     assert verdicts(out)["one"].rstrip().endswith("faster")
     assert verdicts(out)["two"].rstrip().endswith("not told apart")
     _, turned, _ = run(b, a)
-    assert f"trial {b} is slower than {a}" in turned
+    assert f"trial {b} is slower than trial {a}" in turned
     assert verdicts(turned)["one"].rstrip().endswith("slower")
 
 

@@ -217,6 +217,7 @@ def test_the_command_says_what_it_wrote_and_that_nothing_is_claimed(factory):
     code, out, _ = factory("export", "kda_prefill", "--to", "kda")
     assert code == 0
     assert "8192/12/4: form=fused" in out
+    assert "all other shapes: form=" in out
     assert "no claim was made: this folder itself has not passed the export gate" in out
     code, out, _ = factory("export", "kda_prefill", "--to", "kda", "--json")
     told = json.loads(out)
@@ -229,6 +230,7 @@ def test_one_trial_is_exported_by_its_number(factory, tmp_path):
     code, out, _ = factory("export", "2", "--to", "second")
     assert code == 0
     assert "this trial did not win its campaign" in out
+    assert "  all shapes: form=" in out, "there are no others"
     told = json.loads((tmp_path / "second/MANIFEST.json").read_text())
     assert [row["trial"] for row in told["rows"]] == [board.uid("trial", 1)]
     assert told["is_winner_of_campaign"] is False

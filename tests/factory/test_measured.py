@@ -15,7 +15,7 @@ from factory.device.simulated import SimulatedDevice
 from factory.executors.inline import InlineExecutor
 from factory.plan import make_plan
 from factory.progress import Silent
-from leaderboard import Clock, TrialStatus, finals, open_store, ranked, winner
+from leaderboard import Clock, TrialStatus, finals, open_store, ranked, trial_seconds, winner
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +91,12 @@ def test_the_winner_met_the_held_out_shapes(measured):
     first = winner(store, done.campaign.id)
     assert first.schedule_key == "kind=exact block=1"
     assert first.held_out_us == pytest.approx(11)
+
+
+def test_the_time_of_the_finals_is_shared_among_the_finalists(measured):
+    done, store = measured
+    spent = trial_seconds(store, done.campaign.id)
+    seconds = [s["finals"] for s in spent.values() if "finals" in s]
+    assert len(seconds) == 3
+    assert len(set(seconds)) == 1
+    assert seconds[0] > 0

@@ -157,6 +157,28 @@ def test_a_narrow_terminal_leaves_out_then_cuts_and_says_so(
     ]
 
 
+def test_a_schedule_goes_on_in_the_next_line_and_is_not_cut(
+    narrow: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they differ in the middle only, cut ones would be alike."""
+    rows = [["1", "form=split bt=64 block=16 segments=4"], ["2", "form=fused"]]
+    print_table(["trial", "schedule"], rows, right="trial", fold="schedule")
+    assert capsys.readouterr().out.splitlines() == [
+        "trial  schedule",
+        "\u2500" * 40,
+        "    1  form=split bt=64 block=16",
+        "         segments=4",
+        "    2  form=fused",
+    ]
+
+
+def test_a_terminal_shows_the_first_rows_and_how_many_more_there_are(plain: str) -> None:
+    ranking = plain.split("== leaderboard\n")[1].split("== ")[0]
+    assert "and 5 more; --limit 25 shows all" in ranking
+    assert "\n  20  " in ranking
+    assert "\n  21  " not in ranking
+
+
 def test_long_texts_stand_under_the_table(narrow: None, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [["1", "passed", "-"], ["22", "slow", "a reason of very many and long words"]]
     print_table(["trial", "verdict", "why"], rows, spill="why")

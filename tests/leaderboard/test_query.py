@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import board
 import pytest
@@ -287,10 +288,28 @@ def test_modelled_shapes_are_what_the_model_said(store: Store) -> None:
 
 def test_flat_rows_have_a_column_for_each_parameter(two: Store) -> None:
     columns, lines = leaderboard.query(two, status="all").flat()
-    assert columns[-2:] == ["bt", "n"]
+    assert columns[-3:] == ["bt", "anchor", "n"], "those of the space, and those met"
     assert "schedule" not in columns
     assert [line[-1] for line in lines] == [1, 2, 0, 3]
     assert all(len(line) == len(columns) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"limit": 1}, {"where": "us<0"}, {"campaign": "kda-1"}, {"status": "rejected"}]
+)
+def test_parameters_of_the_space_are_columns_whatever_rows_are_left(
+    two: Store, asked: dict[str, Any]
+) -> None:
+    columns, lines = leaderboard.query(two, **asked).flat()
+    assert {"bt", "anchor"} <= set(columns)
+    assert all(len(line) == len(columns) for line in lines)
+
+
+def test_parameters_of_other_operations_are_no_columns(two: Store) -> None:
+    other = board.campaign("other", operation="scale", space={"width": [1, 2]})
+    two.create_campaign(other)
+    assert "width" not in leaderboard.query(two, operation="kda_prefill").flat()[0]
+    assert "bt" not in leaderboard.query(two, operation="scale").flat()[0]
 
 
 def test_a_frame_has_the_rows(two: Store) -> None:

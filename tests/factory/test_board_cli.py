@@ -1,0 +1,186 @@
+"""Reading commands: whose results they show, which columns there are, and readers that leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import recorded
+
+import leaderboard
+from factory.cli import _run
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command, in an empty working directory; returns its code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*argv: str) -> tuple[int, str, str]:
+        code = _run(argv)
+        return (code, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def modelled(run: Run, tmp_path: Path) -> Path:
+    """A ``factory.db`` with two campaigns of one name, of which nothing was measured."""
+    path = tmp_path / "factory.db"
+    flat = [s for s in recorded.FAMILY.offered("all") if s["form"] == "flat"]
+    tree = [s for s in recorded.FAMILY.offered("all") if s["form"] == "tree"]
+    with leaderboard.open_store(f"sqlite:///{path}") as store:
+        recorded.record(store, "first", [tree[0], flat[0], flat[1]])
+        recorded.record(store, "second", tree[:1])
+    return path
+
+
+# -- the shipped results ------------------------------------------------------------------
+
+
+def test_the_shipped_results_have_a_name_beside_a_database_of_ones_own(
+    run: Run, modelled: Path
+) -> None:
+    code, out, _ = run("leaderboard", "--json", "--limit", "1")
+    assert {row["clock"] for row in json.loads(out)} == {"modelled"}
+    code, out, _ = run("leaderboard", "--json", "--limit", "1", "--db", "shipped")
+    assert code == 0
+    assert {row["clock"] for row in json.loads(out)} == {"gpu"}
+    with leaderboard.open_for_reading("shipped") as store:
+        assert store.read_only
+        assert store.name == "the shipped results"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("launch", "quickstart", "--db", "shipped"),
+        ("launch", "quickstart", "--db", "shipped", "--dry-run"),
+        ("leaderboard", "import", "some.jsonl", "--db", "shipped"),
+    ],
+)
+def test_nothing_writes_to_the_shipped_results(
+    run: Run, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    (tmp_path / "some.jsonl").write_text("{}")
+    code, out, err = run(*argv)
+    assert (code, out) == (2, "")
+    assert "the shipped results are for reading only; name a database" in err
+    assert not list(tmp_path.glob("*.db")), "none was made"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reads"),
+    [
+        (("status",), True),
+        (("leaderboard",), True),
+        (("launch",), False),
+        (("leaderboard", "import"), False),
+    ],
+)
+def test_the_help_of_db_speaks_of_shipped_results_where_they_can_be_read(
+    run: Run, argv: tuple[str, ...], reads: bool
+) -> None:
+    _, out, _ = run(*argv, "--help")
+    assert ("shipped" in out) is reads
+
+
+# -- what is shown -------------------------------------------------------------------------
+
+
+def test_columns_do_not_depend_on_which_rows_are_left(run: Run) -> None:
+    """The first rows of the shipped ranking are fused: they have no ``bt``."""
+    code, out, err = run("leaderboard", "--columns", "trial,bt,waves", "--csv", "--limit", "2")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["id,bt,waves", "24,,1", "26,,1"]
+
+
+def test_the_list_of_columns_has_their_short_names(run: Run) -> None:
+    code, _, err = run("leaderboard", "--columns", "qqqqqqq")
+    assert code == 2
+    assert "there: us, slow, trial, schedule, id" in err
+
+
+def test_rows_of_campaigns_of_one_name_have_their_ids(run: Run, modelled: Path) -> None:
+    _, out, _ = run("leaderboard")
+    assert "   first   " in out, "a name that is one campaign's is enough"
+    with sqlite3.connect(modelled) as connection:
+        connection.execute("UPDATE kf_campaigns SET name = 'first' WHERE name = 'second'")
+    _, out, _ = run("leaderboard")
+    assert "   first   " not in out
+    assert "   first-1   " in out
+    assert "   second-1   " in out
+
+
+@pytest.mark.parametrize(
+    "options", [("--regime", "slow"), ("--control", "torch"), ("--gpu", "H200")]
+)
+def test_what_modelled_times_do_not_have_is_said_so(
+    run: Run, modelled: Path, options: tuple[str, ...]
+) -> None:
+    code, _, err = run("leaderboard", *options)
+    assert code == 2
+    assert "nothing in it was measured, and modelled times have no GPU, regime or control" in err
+
+
+def test_a_trial_whose_logs_are_elsewhere_does_not_name_them(run: Run, tmp_path: Path) -> None:
+    _, out, _ = run("show", "24", "--json")
+    log = json.loads(out)["log_path"]
+    _, out, _ = run("show", "24")
+    assert out.splitlines()[0].startswith("trial 24 of survey-")
+    assert "number" not in out.splitlines()[0], "logs are numbered from 0, trials from 1"
+    assert "no log file of it is here" in out
+    assert log not in out
+    (tmp_path / log).parent.mkdir(parents=True)
+    (tmp_path / log).touch()
+    _, out, _ = run("show", "24")
+    assert f"\nlog {log}\n" in out
+
+
+def test_time_that_nobody_noted_is_not_zero_seconds(run: Run) -> None:
+    """The finals of the shipped campaign were stored without it."""
+    _, out, _ = run("status", "survey")
+    finals = next(line for line in out.splitlines() if line.startswith("finals"))
+    assert finals.split()[-1] == "-"
+
+
+# -- readers that leave --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argv", [("leaderboard", "export"), ("leaderboard", "--status", "all", "--json"), ("--help",)]
+)
+def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "factory", *argv],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_pipe_that_breaks_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    reading, writing = os.pipe()
+    monkeypatch.setattr("factory.cli.status.open_reading", broken)
+    with os.fdopen(writing, "w") as read_by_somebody, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", read_by_somebody)
+        with pytest.raises(RuntimeError, match="a pipe to another process broke"):
+            _run(["status"])
+    os.close(reading)
