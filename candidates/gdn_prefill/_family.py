@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from candidates._base import Build, Family, Runnable, Schedule
 from candidates.gdn_prefill import space
 from candidates.gdn_prefill.cost import modelled_us
+from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
 from candidates.kda_prefill import FAMILY as KDA
 from operations import Inputs, Workload
 
@@ -22,7 +23,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class GdnPrefillFamily(Family):
-    """Chunked GDN prefill in two kernels: a PREP for scalar gates, and KDA's scan.
+    """Chunked GDN prefill: a PREP for scalar gates and KDA's scan, or both in one kernel.
 
     Attributes
     ----------
@@ -53,7 +54,11 @@ class GdnPrefillFamily(Family):
         return space.gate_bound(schedule)
 
     def emulate(self, schedule: Schedule, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """See :func:`candidates.gdn_prefill.emulate.emulate`."""
+        """See :func:`candidates.gdn_prefill.emulate.emulate`, and ``emulate_fused``."""
+        if space.is_fused(schedule):
+            from candidates.gdn_prefill import emulate_fused
+
+            return emulate_fused.emulate(schedule, inputs)
         from candidates.gdn_prefill import emulate
 
         return emulate.emulate(schedule, inputs)
@@ -62,6 +67,8 @@ class GdnPrefillFamily(Family):
         """See :func:`candidates.gdn_prefill.emulate.largest_exponent`."""
         from candidates.gdn_prefill import emulate
 
+        if space.is_fused(schedule):  # chunks of a split one of the same length
+            schedule = space.GdnSchedule(FUSED_BT).schedule()
         return emulate.largest_exponent(schedule, inputs)
 
     def modelled_us(self, schedule: Schedule, workload: Workload) -> float:

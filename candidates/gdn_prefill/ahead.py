@@ -12,7 +12,7 @@ from pathlib import Path
 
 from candidates._base import Schedule
 from candidates.gdn_prefill.kernel import launch
-from candidates.gdn_prefill.kernel.config import Config
+from candidates.gdn_prefill.kernel.config import Config, FusedConfig
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 __all__ = ["load_objects", "objects"]
@@ -70,7 +70,7 @@ def load_objects(schedule: Schedule, folder: Path) -> launch.LoadedSchedule:
     return launch.LoadedSchedule(config, keep=tuple(modules))
 
 
-def _object(config: Config, with_state: bool) -> bytes:
+def _object(config: Config | FusedConfig, with_state: bool) -> bytes:
     from candidates.gdn_prefill.kernel import host
 
     compiled, _ = host.compile_function(*host.call_job(config, with_state))

@@ -1,7 +1,8 @@
-"""What a schedule should cost on one H200: GDN's PREP, and KDA's scan behind it.
+"""What a schedule should cost on one H200: PREP and KDA's scan behind it, or the fused kernel.
 
 The scan's model, measured constants included, is that of :mod:`candidates.kda_prefill.cost`; the
-kernels are the same.  PREP's part is an estimate from its formulas: it has not been measured.
+kernels are the same.  PREP's part and the fused kernel's are estimates from formulas and counted
+instructions: they have not been measured.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import math
 from typing import TYPE_CHECKING
 
 from candidates._base import Schedule
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, pieces_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.gdn_prefill.space import GdnSchedule
-from candidates.kda_prefill.cost import H200, Constants, scan_us
+from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
+from candidates.kda_prefill.cost import H200, Constants, _makespan, scan_us
 from candidates.kda_prefill.kernel.image import HEAD, slots
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ rows unpacked, three products and three roundings, W and U.  Counted, not measur
 
 _SCORE_INSTRUCTIONS = 8.0
 """The same per element of a 16 x 8 tile of scores: its exponent, factors, selection, store."""
+
+
+_FUSED_STEP_US = {64: 0.85, 128: 1.6}
+"""One chunk of the fused kernel in one CTA, by value rows.
+
+Estimate: 128 rows take 2700 cycles of the tensor cores, and as many of shared memory; of 64 rows
+the dependent path with its latencies is 1500.  At 1.75 GHz, as measured under KDA's fused form."""
+
+_FUSED_WARM = 2
+"""Chunks of early start at gates of models, on the average of heads; an assumption."""
 
 
 def modelled_us(schedule: Schedule, workload: Workload, constants: Constants = H200) -> float:
@@ -48,10 +60,38 @@ def kernel_us(
     heads: int = workload.heads  # type: ignore[attr-defined]
     value_heads: int = workload.value_heads  # type: ignore[attr-defined]
     lengths: tuple[int, ...] = workload.lengths  # type: ignore[attr-defined]
+    if is_fused(schedule):
+        return _fused(FusedSchedule.of(schedule), heads, value_heads, lengths, constants)
     view = GdnSchedule.of(schedule)
     times = {"gdn_prep": _prep(view, heads, value_heads, lengths, constants)}
     times.update(scan_us(view.like_kda(), value_heads, lengths, constants))
     return times
+
+
+def _fused(
+    view: FusedSchedule,
+    heads: int,
+    value_heads: int,
+    lengths: tuple[int, ...],
+    constants: Constants,
+) -> dict[str, float]:
+    """Pieces over the SMs, one CTA to each; at gates under which every piece may start early."""
+    tokens, sequences = sum(lengths), len(lengths)
+    pieces = pieces_of(view.rows, view.waves, tokens, sequences, value_heads, constants.sms)
+    durations: list[float] = []
+    for length in lengths:
+        parts = max(min(pieces, -(-length // PIECE) // 2), 1)
+        for part in range(parts):
+            chunks = math.ceil(length / parts / BT) + (_FUSED_WARM if part else 0)
+            duration = constants.fused_cta_us + chunks * _FUSED_STEP_US[view.rows]
+            durations += [duration] * (value_heads * HEAD // view.rows)
+    moved = tokens * (4 * (heads + value_heads) * HEAD + 8 * value_heads)
+    moved += 2 * sequences * value_heads * HEAD * HEAD * 4
+    busy = max(_makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
+    out = {"gdn_fused": constants.launch_us + busy}
+    if pieces > 1:
+        out["gdn_fixup"] = constants.fixup_us
+    return out
 
 
 def _prep(

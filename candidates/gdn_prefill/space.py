@@ -1,7 +1,7 @@
 """The schedule space of GDN prefill as data: knobs, budgets, what is offered.
 
 With one gate a token and head nothing needs an anchor: every exponent is at most 0, at every
-chunk length and for every gate.  So what is left of KDA's split space is how the work is cut.
+chunk length and for every gate.  So what is left of KDA's spaces is how the work is cut.
 
 Import-light on purpose (neither torch nor the DSL): listing a space, counting it and
 judging a schedule by its budgets must cost nothing.
@@ -12,33 +12,57 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from candidates._base import Parameter, Schedule
+from candidates._base import Parameter, Schedule, Value
+from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel.image import unroll_of
+from candidates.kda_prefill.kernel.image import HEAD, unroll_of
 from candidates.kda_prefill.space import SHARED_MEMORY_BYTES, KdaSchedule
 from candidates.kda_prefill.space import problems as kda_problems
 
-__all__ = ["PARAMETERS", "PRESETS", "GdnSchedule", "gate_bound", "offered", "problems"]
+__all__ = [
+    "PARAMETERS",
+    "PRESETS",
+    "FusedSchedule",
+    "GdnSchedule",
+    "gate_bound",
+    "is_fused",
+    "offered",
+    "problems",
+]
+
+_SPLIT: dict[str, tuple[Value, ...]] = {"form": ("split",)}
 
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("form", ("split",), "a kernel of its own prepares the chunks for the one that scans"),
+    Parameter(
+        "form",
+        ("split", "fused"),
+        "whether a kernel of its own prepares the chunks, or the CTA that scans them",
+    ),
     Parameter(
         "bt",
         (16, 32, 64),
         "tokens per chunk: more of them make fewer serial steps and more work in each",
+        _SPLIT,
     ),
     Parameter(
         "segments",
         (1, 2, 4, 8),
         "pieces of a sequence that are scanned at the same time and tied by an affine carry",
+        _SPLIT,
     ),
     Parameter("rows", (64, 128), "rows of the transposed state (value channels) per CTA"),
+    Parameter(
+        "waves",
+        (1, 2, 4),
+        "pieces of all sequences, in CTAs for each SM: more balance better and warm up more often",
+        {"form": ("fused",), "rows": (128,)},
+    ),
 )
 
 
 @dataclass(frozen=True)
 class GdnSchedule:
-    """A schedule with typed fields.
+    """A schedule of the split form with typed fields.
 
     Parameters
     ----------
@@ -74,6 +98,40 @@ class GdnSchedule:
         return KdaSchedule(self.bt, "halving", None, None, self.segments, self.rows)
 
 
+@dataclass(frozen=True)
+class FusedSchedule:
+    """A schedule of the fused kernel with typed fields.
+
+    Parameters
+    ----------
+    rows : int
+        Value rows per CTA.
+    waves : int
+        CTAs per SM that the sequences are cut into pieces for; with 64 rows they are not cut.
+    """
+
+    rows: int
+    waves: int = 1
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> FusedSchedule:
+        """View a :class:`candidates.Schedule` of this family."""
+        values = schedule.as_dict()
+        return cls(int(values["rows"]), int(values.get("waves", 1)))
+
+    def schedule(self) -> Schedule:
+        """The same point as a :class:`candidates.Schedule`."""
+        values: dict[str, Value] = {"form": "fused", "rows": self.rows}
+        if self.rows == HEAD:
+            values["waves"] = self.waves
+        return Schedule.of(PARAMETERS, values)
+
+
+def is_fused(schedule: Schedule) -> bool:
+    """Whether one kernel makes the chunks and scans them."""
+    return schedule["form"] == "fused"
+
+
 def gate_bound(schedule: Schedule) -> float | None:
     """None: a schedule of this family is right for every gate, minus infinity included."""
     return None
@@ -81,6 +139,11 @@ def gate_bound(schedule: Schedule) -> float | None:
 
 def problems(schedule: Schedule) -> tuple[str, ...]:
     """Budgets that the schedule breaks, each in one line; empty if it can be built."""
+    if is_fused(schedule):
+        size = FusedPlan(FusedSchedule.of(schedule).rows).smem_bytes
+        if size <= SHARED_MEMORY_BYTES:
+            return ()
+        return (f"{size} bytes of shared memory, {SHARED_MEMORY_BYTES} are there",)
     view = GdnSchedule.of(schedule)
     found = []
     prep = Plan(view.bt).smem_bytes
@@ -96,13 +159,16 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------- presets
 
 
-def _whole_space() -> Iterator[GdnSchedule]:
+def _whole_space() -> Iterator[GdnSchedule | FusedSchedule]:
     """Every point of the space, buildable or not, in parameter order."""
     choices = {p.name: p.choices for p in PARAMETERS}
     for bt in choices["bt"]:
         for segments in choices["segments"]:
             for rows in choices["rows"]:
                 yield GdnSchedule(int(bt), int(segments), int(rows))
+    yield FusedSchedule(64)
+    for waves in choices["waves"]:
+        yield FusedSchedule(HEAD, int(waves))
 
 
 def _full() -> tuple[Schedule, ...]:
@@ -111,8 +177,8 @@ def _full() -> tuple[Schedule, ...]:
 
 
 def _quickstart() -> tuple[Schedule, ...]:
-    """Every chunk length, alone and cut; both widths of the scan."""
-    points = (
+    """Every chunk length, alone and cut; both widths of the scan; and the fused form."""
+    points: tuple[GdnSchedule | FusedSchedule, ...] = (
         GdnSchedule(16),
         GdnSchedule(32),
         GdnSchedule(64),
@@ -121,6 +187,8 @@ def _quickstart() -> tuple[Schedule, ...]:
         GdnSchedule(64, 4),
         GdnSchedule(64, 2),
         GdnSchedule(32, 1, 128),
+        FusedSchedule(64),
+        FusedSchedule(HEAD),
     )
     return tuple(point.schedule() for point in points)
 

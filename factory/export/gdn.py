@@ -33,6 +33,7 @@ class GdnExporter(DeltaRuleExporter):
         "any_method": "Gated DeltaNet",
         # Kernels, of which the scan is KDA's, and how their entry point is called.
         "any_kernel_sections": '(".text.gdn_", ".text.kda_")',
+        "any_fused_field": "waves",
         "any_kernels_launched": '"gdn_"',
         "any_shape_arguments": "q, v, cu_seqlens",
         "any_of_dataclasses": "dataclass, replace",
@@ -55,13 +56,14 @@ class GdnExporter(DeltaRuleExporter):
         "any_fla_entry": '"gated_delta_rule"',
         "any_fla_rival": "FlashQLA",
         "any_fla_bias": "HEADS",
-        "any_copies": "contiguous",
+        "any_copies": "as served",
         "AnyPrefillBackend": "GdnPrefillBackend",
     }
     phrases = (
         (
-            r"if ``schedule`` has one segment",
-            "where the shape is served\n    by a schedule with one segment",
+            r"if ``schedule`` has one segment, or is fused with 64 rows",
+            "where the shape is served\n    by a schedule with one segment, or by a fused one of"
+            " 64 rows",
         ),
     )
     shape_words = "Tokens, heads of q and k, value heads and sequences"
@@ -88,14 +90,17 @@ class GdnExporter(DeltaRuleExporter):
 
     def options_of(self, config: Any, options: Any) -> tuple[Any, ...]:
         """The plain form, what fla's callers pass (activated gates in fp32, write strengths in
-        bf16, q and k to be normalised) and raw inputs, each packed."""
+        bf16, q and k to be normalised) and raw inputs; fused schedules serve the plain form alone.
+        A batch of equal sequences is packed by the entry point."""
+        offsets = ("int32", "int64")
+        if hasattr(config, "waves"):
+            return with_offsets((options.PLAIN,), offsets)
         model = options.Options(beta_dtype="bfloat16", l2norm=True)
         raw = options.Options(
             gate="softplus", gate_dtype="bfloat16", bias=True, beta_dtype="bfloat16",
             beta_logits=True, l2norm=True,
         )  # fmt: skip
-        # A batch of equal sequences is packed by the entry point.
-        return with_offsets((options.PLAIN, model, raw), ("int32", "int64"))
+        return with_offsets((options.PLAIN, model, raw), offsets)
 
 
 EXPORTER = GdnExporter()

@@ -29,6 +29,7 @@ class KdaExporter(DeltaRuleExporter):
         "any_method": "Kimi Delta Attention",
         # Kernels, and how their entry point is called.
         "any_kernel_sections": '".text.kda_"',
+        "any_fused_field": "frame",
         "any_kernels_launched": '"kda_"',
         "any_shape_arguments": "q, cu_seqlens",
         "any_of_dataclasses": "dataclass",

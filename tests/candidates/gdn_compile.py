@@ -121,7 +121,10 @@ class Call:
         self.T, self.N, self.HV = T, len(raw) - 1, HV
         self.scale = struct.pack("<f", inputs["scale"])
         self.group = struct.pack("<i", HV // inputs["q"].shape[1])
-        self.given = {name: self.tensor(inputs[name]) for name in ("q", "k", "v", "g", "beta")}
+        self.given = {
+            name: self.tensor(inputs[name], not options.compact)
+            for name in ("q", "k", "v", "g", "beta")
+        }
         kind = torch.int64 if options.offsets == "int64" else torch.int32
         self.cu = self.tensor(torch.tensor(raw, dtype=kind))
         self.state = None if state is None else self.tensor(state)
@@ -144,16 +147,20 @@ class Call:
         ]
         self.written = [self.tensor(x) for x in (self.o, *self.scratch)]
 
-    def tensor(self, x: torch.Tensor) -> bytes:
-        """A contiguous tensor as a kernel is given it; what the kernel writes is seen in ``x``."""
-        assert x.is_contiguous()
-        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    def tensor(self, x: torch.Tensor, strided: bool = False) -> bytes:
+        """A tensor as a kernel is given it; what the kernel writes is seen in ``x``.
+
+        Where it is ``strided``, channels alone are known to be contiguous.
+        """
+        assert strided or x.is_contiguous()
+        kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+        size = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+        bits = x.as_strided((size,), (1,)).view(kind).numpy()
         channels = {3: 1, 4: 2}.get(x.dim(), 0)
         shape = x.shape[: x.dim() - channels]
-        data = struct.pack("<Q", self.memory.add(x.view(bits).numpy()))
-        data += struct.pack(f"<{len(shape)}i", *shape)
-        data += bytes(-len(data) % 8)
-        return data + struct.pack(f"<{len(shape) - 1}q", *x.stride()[: len(shape) - 1])
+        strides = x.stride()[: len(shape) - (not strided)]
+        data = struct.pack("<Q", self.memory.add(bits)) + struct.pack(f"<{len(shape)}i", *shape)
+        return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
 
     def kernel(
         self,
@@ -261,6 +268,11 @@ def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any]
         how |= {"gate": options.gate, "A_log": raw["A_log"]}
     if options.bias:
         how["dt_bias"] = raw["dt_bias"]
+    if not options.compact:
+        both = torch.cat([raw["q"], raw["k"]], -1)
+        raw |= {"q": both[..., :128], "k": both[..., 128:]}
+        raw["v"] = torch.cat([raw["v"], raw["v"].flip(0)], 1)[:, : raw["v"].shape[1]]
+        raw |= {n: torch.stack([raw[n], raw[n].flip(0)], -1)[..., 0] for n in ("g", "beta")}
     names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
     tensors = {name: raw[name] for name in names}
     return raw, plain(**tensors, **how)

@@ -173,6 +173,10 @@ def _round_bf16(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.uint32(0x7FFF), rounded)
 
 
+def _round_f16(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
 _TYPES: dict[str, Any] = {
     "f32": np.float32, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
     "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
@@ -541,8 +545,11 @@ class Cta:
                     place = rows[w][8 * i + r]
                     self.shared[place : place + 16] = tile[r].view(np.uint8)
 
-    def _operand(self, name: str, half: int) -> np.ndarray:
-        return _bf16((self._get(name) >> np.uint32(16 * half)) & np.uint32(0xFFFF))
+    def _operand(self, name: str, half: int, kind: str = "bf16") -> np.ndarray:
+        words = (self._get(name) >> np.uint32(16 * half)) & np.uint32(0xFFFF)
+        if kind == "f16":
+            return words.astype(np.uint16).view(np.float16).astype(np.float32)
+        return _bf16(words)
 
     def _tf32(self, name: str) -> np.ndarray:
         cut: np.ndarray = (self._get(name) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -562,13 +569,14 @@ class Cta:
                 B[:, _QUAD + 4 * i, _ROW] = self._tf32(name).reshape(warps, LANES)
         else:
             assert "m16n8k16" in parts
+            kind = parts[-2]
             for half in range(2):
                 for i, name in enumerate(left):
                     at = (slice(None), _ROW + 8 * (i % 2), 2 * _QUAD + half + 8 * (i // 2))
-                    A[at] = self._operand(name, half).reshape(warps, LANES)
+                    A[at] = self._operand(name, half, kind).reshape(warps, LANES)
                 for i, name in enumerate(right):
                     at = (slice(None), 2 * _QUAD + half + 8 * i, _ROW)
-                    B[at] = self._operand(name, half).reshape(warps, LANES)
+                    B[at] = self._operand(name, half, kind).reshape(warps, LANES)
         for i, name in enumerate(c):
             C[:, _ROW + 8 * (i // 2), 2 * _QUAD + i % 2] = self._get(name, "f32").reshape(
                 warps, LANES
@@ -583,28 +591,27 @@ class Cta:
             return
         columns = int(parts[4].split("n")[1].split("k")[0])
         part = self.parts[columns]
-        d, left = self._names(a[0]), self._names(a[1])
+        d, left = self._names(a[0]), a[1]
         descriptor = self._get(a[2], "u64")
         keep = np.full(self.n, int(a[3]) != 0) if a[3].isdigit() else self.registers[a[3]]
         thread = np.arange(WARPGROUP)
         row, quad = thread // LANES * 16 + thread % LANES // 4, thread % 4
-        k, n = np.arange(16)[:, None], np.arange(columns)[None, :]
+        k, n, m = np.arange(16)[:, None], np.arange(columns)[None, :], np.arange(64)[None, :]
         for group in range(self.n // WARPGROUP):
             own = slice(WARPGROUP * group, WARPGROUP * (group + 1))
             if not mask[own].all():
                 continue
-            stage, first = divmod(
-                ((int(descriptor[own][0]) & 0x3FFF) << 4) - SHARED_BASE, self.stage_bytes
-            )
-            assert part.first <= first < part.first + part.size, f"no operand at byte {first}"
-            words = self.shared[stage * self.stage_bytes :].view(np.uint16)
-            right = _bf16(words[part.address(first, k, n) // 2])
-            A = np.zeros((64, 16))
-            for i, name in enumerate(left):
-                for half in range(2):
-                    A[row + 8 * (i % 2), 2 * quad + half + 8 * (i // 2)] = self._operand(
-                        name, half
-                    )[own]
+            right = self._in_shared(int(descriptor[own][0]), part, k, n)
+            if left[0] == "{":
+                A = np.zeros((64, 16))
+                for i, name in enumerate(self._names(left)):
+                    for half in range(2):
+                        A[row + 8 * (i % 2), 2 * quad + half + 8 * (i // 2)] = self._operand(
+                            name, half
+                        )[own]
+            else:  # rows of the left operand stand like columns of a right one of 64
+                from_ = int(self._get(left, "u64")[own][0])
+                A = self._in_shared(from_, self.parts[64], k, m).T
             result = A @ right.astype(np.float64)
             for i, name in enumerate(d):
                 value = np.zeros(self.n, np.float32)
@@ -614,6 +621,13 @@ class Cta:
                 inside = np.zeros(self.n, bool)
                 inside[own] = True
                 self._put(name, value, inside)
+
+    def _in_shared(self, descriptor: int, part: Part, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Elements (k, n) of an operand of a warpgroup's product."""
+        stage, first = divmod(((descriptor & 0x3FFF) << 4) - SHARED_BASE, self.stage_bytes)
+        assert part.first <= first < part.first + part.size, f"no operand at byte {first}"
+        words = self.shared[stage * self.stage_bytes :].view(np.uint16)
+        return _bf16(words[part.address(first, k, n) // 2])
 
     # ----------------------------------------------------------------- between the lanes
 
@@ -675,8 +689,9 @@ class Cta:
         self._put(a[0], np.where(self.registers[a[3]], x, y), mask)
 
     def _cvt(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
-        if "bf16x2" in parts:
-            high, low = (_round_bf16(self._get(x, "f32")) for x in a[1:])
+        if "bf16x2" in parts or "f16x2" in parts:
+            kind = _round_bf16 if "bf16x2" in parts else _round_f16
+            high, low = (kind(self._get(x, "f32")) for x in a[1:])
             self._put(a[0], high << np.uint32(16) | low, mask)
         elif parts[-1] == "bf16":
             self._put(a[0], _bf16(self._get(a[1], "u16")), mask)

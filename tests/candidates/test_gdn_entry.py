@@ -12,6 +12,7 @@ import torch
 
 from candidates.gdn_prefill.kernel import arguments, entry, launch
 from candidates.gdn_prefill.kernel.entry import DEFAULT, Config, gdn_prefill, workspace
+from candidates.kda_prefill.kernel import known
 from candidates.kda_prefill.kernel.options import Options
 
 
@@ -30,6 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return function
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    monkeypatch.setattr(known, "_KNOWN", {})
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
     return calls
@@ -112,6 +114,24 @@ def test_what_the_caller_leaves_to_the_kernel_is_passed_on(launched: list[Any]) 
     assert args[13].data_ptr() == dt_bias.data_ptr()
 
 
+def test_views_are_passed_as_they_are(launched: list[Any]) -> None:
+    x, one = tensors(), torch.randn(37, 2, 512).bfloat16()
+    x |= {"q": one[..., :128], "k": one[..., 128:256], "beta": torch.rand(37, 8)[:, ::2]}
+    gdn_prefill(**x)
+    ((_, _, options, args),) = launched
+    assert options == Options(compact=False)
+    assert args[0] is x["q"]
+    assert args[4] is x["beta"]
+    batch = tensors(T=20, batch=3)
+    batch["g"] = torch.rand(3, 21, 4)[:, :20]
+    with pytest.raises(ValueError, match=r"g has strides .*without a gap"):
+        gdn_prefill(**batch)
+    batch["g"] = torch.rand(3, 20, 8)[..., 4:]
+    gdn_prefill(**batch)
+    assert launched[1][3][3].shape == (60, 4)
+    assert launched[1][3][3].data_ptr() == batch["g"].data_ptr()
+
+
 def test_results_may_be_given_and_a_state_updated_in_place_with_one_segment(
     launched: list[Any],
 ) -> None:
@@ -149,12 +169,21 @@ WRONG = {
     "a gate per channel": ({"g": torch.zeros(37, 4, 128)}, ValueError, r"g must be \[37, 4\]"),
     "gates of key heads": ({"g": torch.zeros(37, 2)}, ValueError, r"g must be \[37, 4\]"),
     "fp64 beta": ({"beta": torch.zeros(37, 4).double()}, TypeError, "beta is float64"),
-    "strided": (
-        {"v": torch.zeros(37, 4, 256).bfloat16()[..., :128]},
+    "channels apart": (
+        {"v": torch.zeros(37, 4, 256).bfloat16()[..., ::2]},
         ValueError,
-        "v has strides",
+        "v has strides .*channels must be contiguous",
     ),
-    "strided beta": ({"beta": torch.zeros(37, 8)[:, ::2]}, ValueError, "beta has strides"),
+    "8 bytes apart": (
+        {"q": torch.zeros(37, 2, 132).bfloat16()[..., :128]},
+        ValueError,
+        "q has strides .*multiple of 16 bytes",
+    ),
+    "strided out": (
+        {"out": torch.zeros(37, 4, 256).bfloat16()[..., :128]},
+        ValueError,
+        "out has strides",
+    ),
     "offsets": ({"cu_seqlens": torch.zeros(3)}, TypeError, "cu_seqlens is float32"),
     "state": ({"initial_state": torch.zeros(2, 2, 128, 128)}, ValueError, "initial_state must be"),
     "fp16 state": ({"initial_state": states().half()}, TypeError, "initial_state is float16"),
@@ -169,7 +198,21 @@ WRONG = {
     ),
     "flag": ({"l2norm": 1}, TypeError, "l2norm must be True or False"),
     "schedule": ({"schedule": {"bt": 32, "anchor": "mid"}}, ValueError, "no 'anchor'"),
-    "schedule type": ({"schedule": 32}, TypeError, "schedule must be a Config or a mapping"),
+    "raw gate, fused": (
+        {"gate": "softplus", "A_log": torch.zeros(4), "schedule": {"form": "fused", "rows": 64}},
+        ValueError,
+        "gate='softplus': not served by a fused schedule",
+    ),
+    "raw keys, fused": (
+        {"l2norm": True, "schedule": {"form": "fused", "rows": 128}},
+        ValueError,
+        "l2norm: not served by a fused schedule",
+    ),
+    "schedule type": (
+        {"schedule": 32},
+        TypeError,
+        "schedule must be a Config, a FusedConfig or a mapping",
+    ),
 }
 
 
@@ -180,6 +223,72 @@ def test_what_is_not_served_is_refused_by_name_in_one_line(launched: list[Any], 
         gdn_prefill(**(tensors() | change))
     assert "\n" not in str(refused.value)
     assert launched == []
+
+
+@pytest.fixture
+def checked(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls that went through the checks."""
+    calls, check = [], entry.check
+
+    def counting(*args: Any, **more: Any) -> Options:
+        calls.append(args)
+        return check(*args, **more)
+
+    monkeypatch.setattr(entry, "check", counting)
+    return calls
+
+
+def test_a_call_like_one_before_is_checked_no_more_and_the_same(
+    launched: list[Any], checked: list[Any]
+) -> None:
+    x, A_log, dt_bias = tensors(), torch.zeros(4), torch.ones(4)
+    how = {"gate": "softplus", "A_log": A_log, "dt_bias": dt_bias, "scale": 0.5}
+    for _ in range(3):
+        o, final = gdn_prefill(**x, **how, initial_state=states())
+        assert o.shape == (37, 4, 128)
+        assert final is not None
+        assert final.shape == (2, 4, 128, 128)
+    assert len(checked) == 1
+    first, *others = (args for _, _, _, args in launched)
+    for other in others:
+        assert len(other) == len(first)
+        assert other[0] is x["q"]
+        assert other[11] == 0.5
+        assert other[13].shape == (4, 1)
+        assert other[9].data_ptr() != first[9].data_ptr()
+
+
+def test_what_decides_how_a_call_is_served_is_checked_anew(
+    launched: list[Any], checked: list[Any]
+) -> None:
+    x = tensors()
+    gdn_prefill(**x)
+    gdn_prefill(**x, schedule=Config(64))
+    gdn_prefill(**x, l2norm=True)
+    gdn_prefill(**x, final_state=False)
+    gdn_prefill(**(x | {"beta": x["beta"].bfloat16()}))
+    gdn_prefill(**tensors(H=4))
+    assert len(checked) == 6
+    assert [config for config, *_ in launched] == [DEFAULT, Config(64), *[DEFAULT] * 4]
+    with pytest.raises(ValueError, match=r"v has 4 heads.*of the 3"):
+        gdn_prefill(**tensors(H=3))
+    batch = tensors(T=20, batch=3)
+    for _ in range(2):  # the kernels know offsets only: these calls are made otherwise
+        assert gdn_prefill(**batch)[0].shape == (3, 20, 4, 128)
+
+
+def test_what_a_compiled_function_cannot_see_is_looked_at_every_time(
+    launched: list[Any], checked: list[Any]
+) -> None:
+    x, out = tensors(), torch.empty(37, 4, 128, dtype=torch.bfloat16)
+    for _ in range(2):
+        assert gdn_prefill(**x, out=out)[0] is out
+    assert len(checked) == 1
+    with pytest.raises(ValueError, match="out shares memory with v"):
+        gdn_prefill(**x, out=x["v"])
+    x["g"].requires_grad_()
+    with pytest.raises(ValueError, match="g requires grad"):
+        gdn_prefill(**x)
 
 
 def test_a_gradient_is_refused(launched: list[Any]) -> None:

@@ -147,16 +147,18 @@ def test_malformed_offsets_are_made_safe(config: Config, offsets: list[int]) -> 
     "options",
     [
         Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
-        Options("softplus", "bfloat16", True, beta_logits=True),
+        Options("softplus", "bfloat16", True, beta_logits=True, compact=False),
         Options("softplus", initial_state="bfloat16", final_state="bfloat16"),
     ],
     ids=str,
 )
 def test_inputs_are_activated_and_normalised(config: Config, options: Options) -> None:
     raw, plain = raw_call(options, (65, 0, 130))
-    raw, plain = (
-        {n: x.to(DEVICE) if torch.is_tensor(x) else x for n, x in y.items()} for y in (raw, plain)
-    )
+    plain = {n: x.to(DEVICE) if torch.is_tensor(x) else x for n, x in plain.items()}
+    for name, x in raw.items():
+        if torch.is_tensor(x):  # with its strides
+            base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+            raw[name] = base.to(DEVICE).as_strided(x.shape, x.stride(), x.storage_offset())
     how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
     if options.raw_gate:
         how |= {"gate": options.gate, "A_log": raw["A_log"]}

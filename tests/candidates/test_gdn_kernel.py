@@ -56,6 +56,14 @@ def test_prep_compiles_without_spills_for_as_many_ctas_as_it_plans(bt: int) -> N
     assert (plan.smem_bytes + 1024) * plan.blocks_per_sm <= 228 * 1024
 
 
+@pytest.mark.soak
+def test_every_offered_schedule_compiles_within_its_budgets() -> None:
+    builds = [FAMILY.compile(s) for s in FAMILY.offered("gdn_prefill") if s["form"] == "split"]
+    assert [p for build in builds for p in build.problems] == []
+    # Two schedules with equal machine code would be one schedule under two names.
+    assert len({build.cubin_sha256 for build in builds}) == len(builds)
+
+
 def test_every_form_of_the_inputs_compiles_without_spills() -> None:
     from candidates.gdn_prefill.kernel import host
     from candidates.kda_prefill.kernel.resources import (
@@ -65,10 +73,12 @@ def test_every_form_of_the_inputs_compiles_without_spills() -> None:
         kernel_resources,
     )
 
-    every = Options("softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64")
+    every = Options(
+        "softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64", compact=False
+    )
     compiled, cubin = host.compile_function(*host.prep_job(Config(64), every), keep=True)
     (kernel,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
-    assert kernel.name.startswith("gdn_prep_64_softplus_g16_b16_logits_l2")
+    assert kernel.name.startswith("gdn_prep_64_softplus_g16_b16_logits_l2_strided")
     assert budget_problems(kernel) == ()
 
 
@@ -214,7 +224,7 @@ def test_what_lies_beyond_a_sequence_is_set_to_zero_whatever_it_holds() -> None:
     "options",
     [
         Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
-        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None),
+        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None, compact=False),
         pytest.param(
             Options("softplus", initial_state="bfloat16", final_state="bfloat16"),
             marks=pytest.mark.soak,

@@ -14,9 +14,9 @@ import operations
 from candidates import Schedule
 from candidates.gdn_prefill import FAMILY, _family
 from candidates.gdn_prefill.cost import kernel_us, modelled_us
-from candidates.gdn_prefill.kernel.config import Config, schedule_of, workspace
+from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of, workspace
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.gdn_prefill.space import GdnSchedule
+from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
 from candidates.kda_prefill import _family as kda_family
 from operations.gdn_prefill import GdnWorkload
 
@@ -37,8 +37,8 @@ def test_the_operation_finds_its_family() -> None:
 
 def test_presets_hold_what_can_be_built_in_the_same_order_every_time() -> None:
     assert FAMILY.presets() == ("gdn_prefill", "quickstart")
-    assert (len(FULL), len(QUICK)) == (20, 8)
-    assert len(set(FULL)) == 20
+    assert (len(FULL), len(QUICK)) == (24, 10)
+    assert len(set(FULL)) == 24
     assert set(QUICK) <= set(FULL)
     assert [s for s in FULL if FAMILY.problems(s)] == []
     assert FAMILY.offered("gdn_prefill") == FULL
@@ -48,7 +48,7 @@ def test_presets_hold_what_can_be_built_in_the_same_order_every_time() -> None:
 
 
 def test_every_chunk_length_is_offered_and_none_declares_a_gate_bound() -> None:
-    assert {s["bt"] for s in QUICK} == {16, 32, 64}
+    assert {s["bt"] for s in QUICK if not is_fused(s)} == {16, 32, 64}
     assert {FAMILY.gate_bound(s) for s in FULL} == {None}
 
 
@@ -59,7 +59,11 @@ def test_the_state_of_128_rows_does_not_fit_the_registers_at_bt_64() -> None:
 
 
 def test_a_schedule_is_its_typed_view_and_its_configuration() -> None:
-    for schedule in FULL:
+    for schedule in (s for s in FULL if is_fused(s)):
+        fused = FusedSchedule.of(schedule)
+        assert fused.schedule() == schedule
+        assert schedule_of(schedule.as_dict()) == FusedConfig(fused.rows, fused.waves)
+    for schedule in (s for s in FULL if not is_fused(s)):
         view = GdnSchedule.of(schedule)
         assert view.schedule() == schedule
         config = schedule_of(schedule.as_dict())
@@ -76,6 +80,10 @@ def test_a_schedule_is_its_typed_view_and_its_configuration() -> None:
         ({"bt": 32, "segments": 3}, "segments=3"),
         ({"bt": True}, "bt=True"),
         ({"form": "fuzed", "bt": 32}, "form='fuzed'"),
+        ({"form": "fused", "rows": 32}, "rows=32"),
+        ({"form": "fused", "rows": 64, "waves": 2}, "does not cut"),
+        ({"form": "fused", "rows": 128, "waves": 0}, "waves=0"),
+        ({"form": "fused", "bt": 64}, "no 'bt'"),
     ],
 )
 def test_configurations_that_do_not_exist_are_refused_by_name(values: dict, message: str) -> None:
@@ -126,6 +134,9 @@ def test_a_call_has_the_kernels_that_the_schedule_launches() -> None:
     for segments in (1, 2, 4):
         times = kernel_us(GdnSchedule(32, segments).schedule(), workload(4096, 4, 8))
         assert [f"{name}_" for name in times] == list(kernel_names(segments))
+    assert list(kernel_us(FusedSchedule(64).schedule(), workload(4096, 4, 8))) == ["gdn_fused"]
+    cut = kernel_us(FusedSchedule(128).schedule(), workload(4096, 4, 8))
+    assert list(cut) == ["gdn_fused", "gdn_fixup"]
 
 
 def test_segments_pay_on_an_idle_chip_and_cost_on_a_full_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -34,7 +34,8 @@ class FakeJob:
 
     breaks_at: str = ""
     number: int = 0
-    stage_s: float = 0.0
+    during: Callable[[str], object] = lambda what: None
+    """Called inside each call, with its name and schedule: what happens meanwhile."""
     calls: list[str] = field(default_factory=list)
     prepared: set[str] = field(default_factory=set)
     most_prepared: int = 0
@@ -160,6 +161,6 @@ class FakeJob:
         self.thread = self.thread or threading.get_ident()
         assert self.thread == threading.get_ident(), "one thread uses a job"
         self.calls.append(f"{what} {schedule.key}" if schedule else what)
-        time.sleep(self.stage_s)
+        self.during(self.calls[-1])
         if self.breaks_at and what == self.breaks_at:
             raise HarnessError(f"the GPU fell off the bus at {what}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from fake_device import FakeJob
 from toy_scale import ToyRunnable
+from waiting import until
 
 import candidates
 import operations
@@ -21,13 +24,32 @@ def fake_job(context, **options):
     return FakeJob(number=os.getpid(), **options)
 
 
+def fake_in_company(context, *, told):
+    """Measures nothing before it is told that other GPUs are open too."""
+    wait = partial(waited_for, Path(told))
+    return FakeJob(number=os.getpid(), during=wait)
+
+
+def waited_for(path, what):
+    if what.startswith("gate"):
+        until(path.exists, "the opening of all GPUs")
+
+
+def held_in_its_first_screen(folder, what):
+    """Stays in the first screen of all, so that the process can be killed in it."""
+    if what.startswith("screen") and not (folder / "killed").exists():
+        (folder / "screening").touch()
+        until((folder / "killed").exists)
+
+
 def fake_opening_once_badly(context, *, mark):
     """Opens, then fails once: a GPU whose last owner has not let go yet."""
     with open(mark, "a") as file:
         file.write(".")
     if os.path.getsize(mark) == 2:
         raise HarnessError("out of memory: the dead one has not let go yet")
-    return FakeJob(number=os.getpid(), stage_s=0.3)
+    during = partial(held_in_its_first_screen, Path(mark).parent)
+    return FakeJob(number=os.getpid(), during=during)
 
 
 class SecondThoughts(FakeJob):
@@ -42,13 +64,14 @@ def fake_with_second_thoughts(context, *, mark):
     with open(mark, "a") as file:
         file.write(".")
     kind = FakeJob if os.path.getsize(mark) == 1 else SecondThoughts
-    return kind(number=os.getpid(), stage_s=0.3)
+    during = partial(held_in_its_first_screen, Path(mark).parent)
+    return kind(number=os.getpid(), during=during)
 
 
 def fake_without_the_second_gpu(context):
     if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
         raise HarnessError("no sm90 GPU is visible")
-    return FakeJob(number=os.getpid(), stage_s=0.1)
+    return FakeJob(number=os.getpid())
 
 
 class Steady(Baseline):

@@ -6,6 +6,7 @@ from collections import Counter, deque
 
 import pytest
 from fake_device import FakeJob
+from waiting import until
 
 from factory.campaign import find_resumable, launch, unfinished
 from factory.config import CampaignConfig
@@ -43,11 +44,13 @@ class InProcess:
         self._deaths = Counter(deaths or {})
         self._lane = DeviceLane(lambda: job, self._events.append) if job is not None else None
         self.ran = []
-        self.driver = None
+        self.submitted = 0
+        """To the device."""
         self._cut_at = cut_at
 
     def submit(self, task):
         if task.stage == "measure":
+            self.submitted += 1
             self._lane.submit(task)
         else:
             self._tasks.append(task)
@@ -323,7 +326,11 @@ def test_a_measured_campaign_goes_on_through_gate_screen_and_time(go, store):
 
 
 def test_candidates_are_prepared_ahead_and_all_released(go):
-    job = FakeJob(stage_s=0.15)  # slower than the CPU stages, on a busy machine too
+    def while_others_queue(what):
+        if what == "gate kind=exact block=1":
+            until(lambda: go.executor.submitted >= go.executor.gpu_slots)
+
+    job = FakeJob(during=while_others_queue)
     go(space="many", budget=8, clock="gpu", sampler="grid", job=job)
     assert 2 <= job.most_prepared <= 3
     first_time = job.calls.index("time kind=exact block=3")
@@ -379,7 +386,7 @@ def test_an_interrupted_measured_campaign_goes_on_in_a_new_job(go, store):
             budget=6,
             clock="gpu",
             sampler="grid",
-            job=FakeJob(stage_s=0.02),
+            job=FakeJob(),
             cut_at=9,
         )
     stored = unfinished(store, "toy")

@@ -6,7 +6,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import device_fakes as fakes
 import pytest
 from device_jobs import LIMITS, schedule, start, through
+from waiting import HANG_S, until
 
 from factory.device import DeviceJob
 from factory.stages.base import HarnessError
@@ -121,15 +121,14 @@ def test_loading_processes_stand_still_during_a_timing(job: DeviceJob) -> None:
     handle = job.prepare(schedule("good"))
     state = Path(f"/proc/{handle.child.pid}/stat")
     with job._alone():
-        time.sleep(0.1)
-        assert state.read_text().rpartition(")")[2].split()[0] == "T"
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "its stop")
     assert job.gate(handle).status is StageStatus.PASSED
     job.release(handle)
 
 
 def test_a_loaded_candidate_may_wait_past_the_load_limit(job: DeviceJob, tmp_path: Path) -> None:
     handle = job.prepare(schedule("good"), log_path=tmp_path / "trial.log")
-    assert select.select([handle.child._link], [], [], 60)[0], "answered, not heard"
+    assert select.select([handle.child._link], [], [], HANG_S)[0], "answered, not heard"
     handle.child._expire()
     assert job.gate(handle).status is StageStatus.PASSED
     job.release(handle)
@@ -275,15 +274,15 @@ def test_a_job_cut_short_is_void(tmp_path: Path) -> None:
 
 def test_children_die_with_a_killed_job(tmp_path: Path) -> None:
     code = (
-        "import sys, time, device_fakes as f\n"
+        "import select, time, device_fakes as f\n"
         "from factory.device import open_job\n"
         "from factory.device.simulated import SimulatedDevice\n"
         f"j = open_job(f.OPERATION, f.FAMILY, seed=1, log_dir={str(tmp_path)!r},"
         " baselines=(), device=SimulatedDevice())\n"
-        "h = j.prepare(f.FAMILY.schedule({'kind': 'spins_loading'}))\n"
-        "time.sleep(2)\n"
+        "h = j.prepare(f.FAMILY.schedule({'kind': 'loads_never'}))\n"
+        "select.select([h.child._link], [], [])\n"
         "print(h.child.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     path = os.pathsep.join(p for p in sys.path if p)
     driver = subprocess.Popen(
@@ -297,10 +296,7 @@ def test_children_die_with_a_killed_job(tmp_path: Path) -> None:
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + 10
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(child)
+    until(lambda: not _runs(child), "the end of a child after that of its job")
 
 
 def _runs(pid: int) -> bool:

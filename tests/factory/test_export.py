@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import clean_environment
@@ -18,6 +19,7 @@ import pytest
 import leaderboard
 from candidates.kda_prefill import kernel
 from factory.cli import _run
+from factory.export import exporter as exporters
 from factory.export import sources
 from factory.export.exporter import SHIPPED, ExportError, exporter_of
 from factory.export.folder import write
@@ -274,6 +276,15 @@ def test_what_templates_make_is_clean_source_without_holes(operation, tmp_path):
 def test_an_operation_without_an_exporter_is_told_which_have_one():
     with pytest.raises(ExportError, match=r"no exporter for toy_scale; there is one for .*kda_pre"):
         exporter_of("toy_scale")
+
+
+def test_an_exporter_of_another_distribution_is_found_by_its_entry_point(monkeypatch):
+    plugged = EntryPoint("toy_scale", "factory.export.kda:EXPORTER", "kernel_factory.exporters")
+    found = {"kernel_factory.exporters": [plugged]}
+    monkeypatch.setattr(exporters, "entry_points", lambda group: found[group])
+    assert exporter_of("toy_scale") is exporter_of("kda_prefill")
+    with pytest.raises(ExportError, match="there is one for kda_prefill, gdn_prefill, toy_scale"):
+        exporter_of("toy_wide")
 
 
 def test_kernel_modules_of_two_packages_go_to_two_folders(tmp_path, monkeypatch):

@@ -217,10 +217,10 @@ def times(us: float, held: float) -> StageResult:
         MeasurementRecord(
             job_id="job-claim", trial_id=0, workload=shape, regime=regime, clock=Clock.GPU,
             cache="warm", method="cupti", median_us=taken, low_us=taken, high_us=taken,
-            samples_us=(taken,), kernels=("kda_fused_0",), held_out=shape == board.HELD_OUT,
+            samples_us=(taken,), kernels=("kda_fused_0",), held_out=shape == board.KDA.held_out,
             phase="final",
         )
-        for shape, taken in (*((s, us) for s in board.SHAPES), (board.HELD_OUT, held))
+        for shape, taken in (*((s, us) for s in board.SHAPES), (board.KDA.held_out, held))
         for regime in ("production", "slow")
     ]  # fmt: skip
     error = ErrorRecord(
@@ -328,7 +328,7 @@ def test_a_claim_is_stored_with_its_job_and_its_times_and_read_back(
     trial = store.get_trial(board.uid("trial", 0))
     mine = [m for m in trial.measurements if m.phase == "claim"]
     assert {(m.workload, m.job_id) for m in mine} == {
-        (shape, "job-1") for shape in (*board.SHAPES, board.HELD_OUT)
+        (shape, "job-1") for shape in (*board.SHAPES, board.KDA.held_out)
     }
     shown = [s for s in leaderboard.shapes(store, trial.id) if s.job_id == "job-1"]
     assert {c.control for s in shown for c in s.controls} >= {"export aaaaaaaaaaaa"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from fake_device import FakeJob
 from test_campaign import InProcess
@@ -164,8 +166,15 @@ def test_a_campaign_that_ran_out_of_patience_goes_on_with_more(go, store):
     assert store.get_campaign(first.campaign.id).config["patience"] == 8
 
 
-def test_it_begins_nothing_after_its_gpu_minutes(go, store):
-    job = FakeJob(stage_s=0.05)  # three stages a trial
+def test_it_begins_nothing_after_its_gpu_minutes(go, store, monkeypatch):
+    gpu_s = 0.0
+
+    def stage(what):
+        nonlocal gpu_s
+        gpu_s += 0.05  # three stages a trial
+
+    monkeypatch.setattr("factory.executors.lane.time", SimpleNamespace(perf_counter=lambda: gpu_s))
+    job = FakeJob(during=stage)
     values = {"clock": "gpu", "sampler": "grid", "stop_after": "compile"}
     done = go(job=job, gpu_minutes=0.6 / 60, budget=40, **values)
     assert 4 <= done.finished <= 14

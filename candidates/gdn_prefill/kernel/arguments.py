@@ -14,8 +14,10 @@ from candidates.kda_prefill.kernel.arguments import (
     _OFFSETS,
     _ORDER,
     MAX_ROWS,
+    _declared,
     _options,
     _shape,
+    _tensor,
     _whole,
     check_overlap,
     finite,
@@ -25,7 +27,16 @@ from candidates.kda_prefill.kernel.arguments import (
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.options import Options
 
-__all__ = ["GATES", "MAX_ROWS", "check", "check_overlap", "finite", "on_gpu", "validate"]
+__all__ = [
+    "GATES",
+    "MAX_ROWS",
+    "check",
+    "check_overlap",
+    "decline_for_fused",
+    "finite",
+    "on_gpu",
+    "validate",
+]
 
 GATES = ("log", "softplus")
 
@@ -90,11 +101,22 @@ def check(
     if HV != H and (H == 0 or HV == 0 or HV % H):
         raise ValueError(f"v has {HV} heads, which is no multiple of the {H} of q and k")
     values = (*shape[:-2], HV, HEAD)
-    _whole("q", q, _BF16, shape, device)
-    _whole("k", k, _BF16, shape, device)
-    _whole("v", v, _BF16, values, device)
-    _whole("g", g, _FLOATS, values[:-1], device, alignment=0)
-    _whole("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+    compact = (
+        _tensor("q", q, _BF16, shape, device)
+        & _tensor("k", k, _BF16, shape, device)
+        & _tensor("v", v, _BF16, values, device)
+        & _tensor("g", g, _FLOATS, values[:-1], device, alignment=0)
+        & _tensor("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+    )
+    if not compact:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _declared(name, x, packed)
+        for name, x in (("g", g), ("beta", beta)):  # one number a token and head: any steps
+            if not packed and x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+                raise ValueError(
+                    f"{name} has strides {list(x.stride())}; sequences must follow each other "
+                    "without a gap"
+                )
     offsets, N = "equal", shape[0]
     if cu_seqlens is not None:
         _whole("cu_seqlens", cu_seqlens, _OFFSETS, None, device, alignment=0)
@@ -139,7 +161,27 @@ def check(
         given,
         None if final_state is False else wanted,
         offsets,
+        compact,
     )
+
+
+def decline_for_fused(options: Options) -> None:
+    """Refuse by name what the fused kernel does not serve.
+
+    Raises
+    ------
+    ValueError
+        If an option is none of its.
+    """
+    for name, asked in (
+        (f"gate={options.gate!r}", options.raw_gate),
+        ("g in bfloat16", options.gate_dtype != "float32"),
+        ("beta in bfloat16", options.beta_dtype != "float32"),
+        ("beta_logits", options.beta_logits),
+        ("l2norm", options.l2norm),
+    ):
+        if asked:
+            raise ValueError(f"{name}: not served by a fused schedule; use a split one")
 
 
 def _gate(gate, A_log, dt_bias, heads, device) -> None:

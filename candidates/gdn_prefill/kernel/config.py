@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from candidates.kda_prefill.kernel.config import boundary_words
-from candidates.kda_prefill.kernel.image import ImageLayout, segment_entries, slots, unroll_of
+from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
+from candidates.kda_prefill.kernel.config import _named, boundary_words
+from candidates.kda_prefill.kernel.image import (
+    HEAD,
+    ImageLayout,
+    segment_entries,
+    slots,
+    unroll_of,
+)
 
-__all__ = ["DEFAULT", "Config", "schedule_of", "workspace"]
+__all__ = ["DEFAULT", "Config", "FusedConfig", "schedule_of", "workspace"]
 
 _CHOICES = {"bt": (16, 32, 64), "rows": (64, 128), "segments": (1, 2, 4, 8)}
 
@@ -65,9 +72,59 @@ class Config:
         return cls(**chosen)
 
     @property
+    def in_place(self) -> bool:
+        """Whether each CTA reads its part of the initial state before it writes the final one."""
+        return self.segments == 1
+
+    @property
     def unroll(self) -> int:
         """Chunks per turn of the scan's loop; sequences are padded to whole turns."""
         return unroll_of(self.bt, self.rows)
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """What one compiled fused kernel is built for, and how it cuts sequences.
+
+    Parameters
+    ----------
+    rows : int
+        Value rows per CTA: 64 or 128.
+    waves : int
+        CTAs per SM that sequences are cut into pieces for, 1 with 64 rows; not compiled in.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    """
+
+    rows: int
+    waves: int = 1
+
+    def __post_init__(self) -> None:
+        FusedPlan(self.rows)  # refuses what does not exist
+        waves = self.waves
+        if isinstance(waves, bool) or not isinstance(waves, int) or waves < 1:
+            raise ValueError(f"waves={waves!r} is no positive int")
+        if waves > 1 and self.rows != HEAD:
+            raise ValueError(f"waves={waves} beside rows={self.rows}, which does not cut")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | FusedConfig) -> FusedConfig:
+        """As :meth:`Config.of`; ``form``, if given, is ``fused``."""
+        if isinstance(values, FusedConfig):
+            return values
+        return cls(**_named(cls, values, "fused", ("rows",)))
+
+    @property
+    def in_place(self) -> bool:
+        """As :attr:`Config.in_place`."""
+        return not FusedPlan(self.rows).cuts
+
+    def pieces(self, T: int, N: int, HV: int, sms: int) -> int:
+        """See :func:`.fused_plan.pieces_of`."""
+        return pieces_of(self.rows, self.waves, T, N, HV, sms)
 
 
 DEFAULT = Config(32)
@@ -79,13 +136,14 @@ over initial ones.
 """
 
 
-def schedule_of(values: Config | Mapping[str, Any] | None) -> Config:
+def schedule_of(values: Config | FusedConfig | Mapping[str, Any] | None) -> Config | FusedConfig:
     """The configuration that a caller names.
 
     Parameters
     ----------
-    values : Config, Mapping or None
-        None is :data:`DEFAULT`; a mapping holds choices of the space.
+    values : Config, FusedConfig, Mapping or None
+        None is :data:`DEFAULT`; a mapping holds choices of the space, of the split form where it
+        does not say ``form``.
 
     Raises
     ------
@@ -96,9 +154,13 @@ def schedule_of(values: Config | Mapping[str, Any] | None) -> Config:
     """
     if values is None:
         return DEFAULT
-    if not isinstance(values, (Config, Mapping)):
-        raise TypeError(f"schedule must be a Config or a mapping, not {type(values).__name__}")
-    return Config.of(values)
+    if isinstance(values, (Config, FusedConfig)):
+        return values
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"schedule must be a Config, a FusedConfig or a mapping, not {type(values).__name__}"
+        )
+    return FusedConfig.of(values) if values.get("form") == "fused" else Config.of(values)
 
 
 def workspace(config: Config, T: int, N: int, HV: int) -> tuple[tuple[tuple[int, ...], str], ...]:

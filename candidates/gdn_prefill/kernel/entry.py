@@ -17,16 +17,24 @@ import torch
 
 from candidates.gdn_prefill.kernel import arguments
 from candidates.gdn_prefill.kernel.arguments import check
-from candidates.gdn_prefill.kernel.config import DEFAULT, Config, schedule_of, workspace
-from candidates.kda_prefill.kernel.entry import _on_stream, _without_rows
+from candidates.gdn_prefill.kernel.config import (
+    DEFAULT,
+    Config,
+    FusedConfig,
+    schedule_of,
+    workspace,
+)
+from candidates.kda_prefill.kernel.entry import _on_stream, _sms, _without_rows
+from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, new
+from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, key_of, new, recall, remember
 from candidates.kda_prefill.kernel.options import PLAIN, Options
 
 __all__ = [
     "DEFAULT",
     "DEFAULT_SCALE",
     "Config",
+    "FusedConfig",
     "Options",
     "adopt",
     "check",
@@ -41,12 +49,14 @@ _CACHED = 512  # compiled functions kept in a process
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def compiled(config: Config, with_state: bool, options: Options = PLAIN) -> Callable[..., None]:
+def compiled(
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
+) -> Callable[..., None]:
     """Compile a configuration for sm_90a, once a process.
 
     Parameters
     ----------
-    config : Config
+    config : Config or FusedConfig
     with_state : bool
         Whether an initial state is given; without one the state starts from zero.
     options : Options
@@ -55,8 +65,11 @@ def compiled(config: Config, with_state: bool, options: Options = PLAIN) -> Call
     Returns
     -------
     callable
-        The bare TVM-FFI function; its positional arguments are those of ``host.ABI``.
+        The bare TVM-FFI function; its positional arguments are those of ``host.ABI`` or
+        ``host.FUSED_ABI``.
     """
+    if isinstance(config, FusedConfig):
+        config = replace(config, waves=1)  # how sequences are cut is not compiled in
     if (config, with_state, options) in _ADOPTED:
         return _ADOPTED[config, with_state, options]
     # Imports the DSL: only what launches needs it.
@@ -65,22 +78,27 @@ def compiled(config: Config, with_state: bool, options: Options = PLAIN) -> Call
     return host.compile_call(config, with_state, options)
 
 
-_ADOPTED: dict[tuple[Config, bool, Options], Callable[..., None]] = {}
+_ADOPTED: dict[tuple[Config | FusedConfig, bool, Options], Callable[..., None]] = {}
 """Functions compiled ahead of time, by what :func:`compiled` takes; as many as were adopted."""
 
 
 def adopt(
-    function: Callable[..., None], config: Config, with_state: bool, options: Options = PLAIN
+    function: Callable[..., None],
+    config: Config | FusedConfig,
+    with_state: bool,
+    options: Options = PLAIN,
 ) -> None:
     """Let :func:`compiled` give this function, which was compiled ahead of time, for its arguments.
 
     Only what nothing was compiled for in this process yet.
     """
+    if isinstance(config, FusedConfig):
+        config = replace(config, waves=1)
     _ADOPTED[config, with_state, options] = function
 
 
 def launch(
-    config: Config,
+    config: Config | FusedConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -102,7 +120,7 @@ def launch(
 
 
 def prepare(
-    config: Config,
+    config: Config | FusedConfig,
     v: torch.Tensor,
     cu_seqlens: torch.Tensor,
     initial_state: torch.Tensor | None,
@@ -118,6 +136,12 @@ def prepare(
     if T == 0 or N == 0 or HV == 0:  # a grid of no blocks cannot be launched
         return _without_rows
     function = compiled(config, initial_state is not None, options)
+    if isinstance(config, FusedConfig):
+        pieces = config.pieces(T, N, HV, _sms(v.device))
+        words = Scratch(N * HV * pieces).words(T, HV) if pieces > 1 else 1
+        if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
+            words = pieces = 1
+        return functools.partial(_enqueue_fused, function, words, pieces)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, HV)]
     return functools.partial(_enqueue, function, scratch)
 
@@ -140,6 +164,17 @@ def _enqueue(
     )  # fmt: skip
 
 
+def _enqueue_fused(
+    function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
+    A_log=None, dt_bias=None,
+) -> None:  # fmt: skip
+    """The same for the fused kernel, which takes no activation."""
+    scratch = torch.empty(words, dtype=torch.float32, device=v.device)
+    function(
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
+    )  # fmt: skip
+
+
 def gdn_prefill(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -149,7 +184,7 @@ def gdn_prefill(
     cu_seqlens: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     *,
-    schedule: Config | Mapping[str, Any] | None = None,
+    schedule: Config | FusedConfig | Mapping[str, Any] | None = None,
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
@@ -182,8 +217,9 @@ def gdn_prefill(
         sequence covers are written 0.
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
-    schedule : Config or Mapping, optional
-        Which kernel; :data:`DEFAULT` if absent.
+    schedule : Config, FusedConfig or Mapping, optional
+        Which kernel; :data:`DEFAULT` if absent.  A fused one takes fp32 g and beta as they are
+        and q and k normalised by the caller.
     scale : float, optional
         Factor of the output, any number that fp32 holds, 0 included; ``1 / sqrt(128)`` if absent.
     stream : torch.cuda.Stream or int, optional
@@ -203,7 +239,7 @@ def gdn_prefill(
         Where to write ``o``.
     final_state : torch.Tensor or bool, optional
         Where to write the final states, fp32 or bf16; False if they are not wanted.  It may be
-        ``initial_state`` itself if ``schedule`` has one segment.
+        ``initial_state`` itself if ``schedule`` has one segment, or is fused with 64 rows.
 
     Returns
     -------
@@ -219,11 +255,20 @@ def gdn_prefill(
 
     Notes
     -----
-    All tensors must be contiguous.  There is no backward pass.
+    q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
+    and tokens and heads of q, k and v a multiple of 16 bytes apart.  There is no backward pass.
     """
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run
     else:
+        if stream is None and not validate and cu_seqlens is not None:
+            results = recall(
+                _prepare_again, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state,
+                _kind(schedule, q, v), scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out,
+                final_state,
+            )  # fmt: skip
+            if results is not None:
+                return results
         run = _prefill
     return run(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
@@ -238,9 +283,11 @@ def _prefill(
     """:func:`gdn_prefill`, all arguments given; everything is checked."""
     config = schedule_of(schedule)
     options = check(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, config.segments == 1,
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, config.in_place,
         gate=gate, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm,
     )  # fmt: skip
+    if isinstance(config, FusedConfig):
+        arguments.decline_for_fused(options)
     scale = DEFAULT_SCALE if scale is None else arguments.finite("scale", scale)
     call = (
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
@@ -248,9 +295,36 @@ def _prefill(
     )  # fmt: skip
     context = _on_stream(stream, q.device)
     if context is None:
-        return _call(*call)
-    with context:
-        return _call(*call)
+        results = _call(*call)
+    else:
+        with context:
+            results = _call(*call)
+    if cu_seqlens is not None and (schedule is None or schedule is config):
+        key = key_of(
+            q, k, v, g, beta, cu_seqlens, initial_state, _kind(schedule, q, v), gate, None, A_log,
+            dt_bias, beta_logits, l2norm, final_state,
+        )  # fmt: skip
+        remember(key, config, options)
+    return results
+
+
+def _kind(schedule, q, v):
+    """What decides how a call is served and a compiled function does not see: the operation, the
+    schedule, and whether value heads are a multiple of the others."""
+    if isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
+        return "gdn_prefill", schedule, q.shape[-2:-1], v.shape[-2:-1]
+    return None
+
+
+def _prepare_again(config, v, cu_seqlens, initial_state, options):
+    """:func:`prepare` for calls as KDA makes them: with a ``lower_bound``, which is None."""
+    call = prepare(config, v, cu_seqlens, initial_state, options)
+
+    def run(*args):
+        *tensors, dt_bias, _ = args
+        call(*tensors, dt_bias if dt_bias is None else dt_bias.unsqueeze(-1))
+
+    return run
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""The host function that launches PREP and SCAN for sm_90a through TVM-FFI.
+"""Host functions that launch PREP and SCAN, or the fused kernel, for sm_90a through TVM-FFI.
 
 The order of arguments of the compiled function, stream omitted (it takes torch's current
 stream of the tensors' device), is the ABI, stated once here in :data:`ABI`.  T, N, H, HV and the
@@ -14,13 +14,16 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
-from candidates.gdn_prefill.kernel.config import Config
+from candidates.gdn_prefill.kernel.config import Config, FusedConfig
+from candidates.gdn_prefill.kernel.fused import Fused
 from candidates.gdn_prefill.kernel.prep import Prep
 from candidates.kda_prefill.kernel.config import boundary_words
+from candidates.kda_prefill.kernel.fixup import Fixup
 
 # The compiler is not thread-safe: all that is compiled in a process goes through one lock.
 from candidates.kda_prefill.kernel.host import _TYPES as TYPES
 from candidates.kda_prefill.kernel.host import _fake as fake
+from candidates.kda_prefill.kernel.host import _strided as strided
 from candidates.kda_prefill.kernel.host import bare_function, compile_function
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 from candidates.kda_prefill.kernel.options import PLAIN, Options
@@ -28,11 +31,14 @@ from candidates.kda_prefill.kernel.scan import Scan
 
 __all__ = [
     "ABI",
+    "FUSED_ABI",
+    "FusedPrefill",
     "GdnPrefill",
     "bare_function",
     "call_job",
     "compile_call",
     "compile_function",
+    "fused_job",
     "prep_job",
     "scan_job",
 ]
@@ -48,6 +54,14 @@ q, k: bf16 ``[T, H, 128]``; v, o: bf16 ``[T, HV, 128]``; g, beta: ``[T, HV]``; c
 final one where it is not wanted; images: bf16 ``[slots, HV, image elements]``; boundaries: fp32
 ``[entries, HV, words]``, None with one segment; scale: a Python float; A_log: fp32 ``[HV]``;
 dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
+"""
+
+
+FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces")
+"""The same for the fused kernel, which takes plain inputs alone.
+
+pieces: a Python int of at least 1; scratch: fp32, of
+:class:`candidates.kda_prefill.kernel.fused_plan.Scratch`.
 """
 
 
@@ -84,15 +98,52 @@ class GdnPrefill:
             self.scan(X, CU, S0, O, S, (boundaries,), stream)
 
 
+class GdnFixup(Fixup):
+    """What the fused kernel left of exact segments: KDA's, which sees no gates."""
+
+    name = "gdn_fixup"
+
+
+class FusedPrefill:
+    """The fused kernel and, if it cuts sequences, its fix-up behind one host function."""
+
+    def __init__(self, rows: int) -> None:
+        self.fused, self.fixup = Fused(rows), GdnFixup()
+
+    @cute.jit
+    def __call__(
+        self,
+        Q: cute.Tensor,
+        K: cute.Tensor,
+        V: cute.Tensor,
+        G: cute.Tensor,
+        B: cute.Tensor,
+        CU: cute.Tensor,
+        S0: cute.Tensor | None,
+        O: cute.Tensor,
+        S: cute.Tensor | None,
+        X: cute.Tensor,
+        scale: cutlass.Float32,
+        pieces: cutlass.Int32,
+        stream: CUstream,
+    ):
+        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, stream)
+        if cutlass.const_expr(self.fused.plan.cuts):
+            if pieces > 1:
+                self.fixup(CU, O, S, X, pieces, stream)
+
+
 class _Arguments:
     """Fake tensors of one compilation: equal symbols are equal sizes, checked at each call."""
 
-    def __init__(self, config: Config, with_state: bool, options: Options) -> None:
+    def __init__(self, with_state: bool, options: Options) -> None:
         T, N, H, HV = (cute.sym_int() for _ in range(4))
-        self.Q, self.K = (fake(cutlass.BFloat16, (T, H, HEAD)) for _ in range(2))
-        self.V, self.O = (fake(cutlass.BFloat16, (T, HV, HEAD)) for _ in range(2))
+        view = fake if options.compact else strided
+        self.Q, self.K = (view(cutlass.BFloat16, (T, H, HEAD)) for _ in range(2))
+        self.V = view(cutlass.BFloat16, (T, HV, HEAD))
+        self.O = fake(cutlass.BFloat16, (T, HV, HEAD))
         self.G, self.B = (
-            fake(TYPES[name], (T, HV), align=TYPES[name].width // 8)
+            view(TYPES[name], (T, HV), align=TYPES[name].width // 8)
             for name in (options.gate_dtype, options.beta_dtype)
         )
         offsets = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
@@ -102,22 +153,30 @@ class _Arguments:
         self.S = None
         if options.final_state is not None:
             self.S = fake(TYPES[options.final_state], state)
-        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
-        images = (cute.sym_int(), HV, ImageLayout(config.bt).elements)
-        self.X = fake(cutlass.BFloat16, images, align=128)
-        self.boundaries = None
-        if config.segments > 1:
-            entries = (cute.sym_int(), HV, boundary_words(config.segments))
-            self.boundaries = fake(cutlass.Float32, entries, align=128)
+        self.HV = HV
         self.scale = cutlass.Float32(1.0)
         self.A_log = fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
         self.dt_bias = fake(cutlass.Float32, (HV, 1), align=4) if options.bias else None
         self.stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
+class _SplitArguments(_Arguments):
+    """With the scratch of the split form."""
+
+    def __init__(self, config: Config, with_state: bool, options: Options) -> None:
+        super().__init__(with_state, options)
+        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
+        images = (cute.sym_int(), self.HV, ImageLayout(config.bt).elements)
+        self.X = fake(cutlass.BFloat16, images, align=128)
+        self.boundaries = None
+        if config.segments > 1:
+            entries = (cute.sym_int(), self.HV, boundary_words(config.segments))
+            self.boundaries = fake(cutlass.Float32, entries, align=128)
+
+
 def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """PREP alone, with the arguments to compile it."""
-    a = _Arguments(config, True, options)
+    a = _SplitArguments(config, True, options)
     return Prep(config.bt, config.unroll, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.O, a.X, a.scale, a.A_log, a.dt_bias, a.stream,
     )  # fmt: skip
@@ -127,26 +186,41 @@ def scan_job(
     config: Config, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
     """SCAN alone, with the arguments to compile it."""
-    a = _Arguments(config, with_state, options)
+    a = _SplitArguments(config, with_state, options)
     boundaries = None if a.boundaries is None else (a.boundaries,)
     return Scan(config.bt, config.rows, config.segments), (
         a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream,
     )  # fmt: skip
 
 
+def fused_job(
+    config: FusedConfig, with_state: bool, options: Options = PLAIN
+) -> tuple[Any, tuple[Any, ...]]:
+    """The fused kernel and its fix-up, with the arguments to compile them."""
+    a = _Arguments(with_state, options)
+    scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
+    return FusedPrefill(config.rows), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1), a.stream,
+    )  # fmt: skip
+
+
 def call_job(
-    config: Config, with_state: bool, options: Options = PLAIN
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
     """The one call that is launched, with the arguments to compile it: all kernels in it."""
-    a = _Arguments(config, with_state, options)
+    if isinstance(config, FusedConfig):
+        return fused_job(config, with_state, options)
+    a = _SplitArguments(config, with_state, options)
     return GdnPrefill(config, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, a.X, a.boundaries, a.scale, a.A_log,
         a.dt_bias, a.stream,
     )  # fmt: skip
 
 
-def compile_call(config: Config, with_state: bool, options: Options = PLAIN) -> Callable[..., None]:
-    """Compile a configuration into one call; see :data:`ABI`.
+def compile_call(
+    config: Config | FusedConfig, with_state: bool, options: Options = PLAIN
+) -> Callable[..., None]:
+    """Compile a configuration into one call; see :data:`ABI` and :data:`FUSED_ABI`.
 
     Raises
     ------

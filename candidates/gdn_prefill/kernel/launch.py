@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from candidates._base import Build, BuildError, Schedule
-from candidates.gdn_prefill.kernel.config import Config
+from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of
+from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
+from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
 from candidates.kda_prefill.kernel.launch import (
     _compile_part,
     _Part,
@@ -48,13 +50,19 @@ def kernel_names(segments: int) -> tuple[str, ...]:
     return ("gdn_prep_", *behind)
 
 
+def fused_names(config: FusedConfig) -> tuple[str, ...]:
+    """The same of a fused schedule."""
+    return ("gdn_fused_", "gdn_fixup") if FusedPlan(config.rows).cuts else ("gdn_fused_",)
+
+
 def compile_schedule(schedule: Schedule) -> Build:
     """Compile one schedule to sm_90a machine code and judge it; needs no GPU.
 
     Parameters
     ----------
     schedule : Schedule
-        Choices of the space: ``bt``, ``rows`` and ``segments``.
+        Choices of the space: ``bt``, ``rows`` and ``segments``; of ``form=fused``, ``rows`` and
+        ``waves``.
 
     Returns
     -------
@@ -72,10 +80,14 @@ def compile_schedule(schedule: Schedule) -> Build:
     """
     config = config_of(schedule)
     require_dsl()
-    parts = (
-        _prep_part(config.bt, config.unroll),
-        _scan_part(config.bt, config.rows, config.segments),
-    )
+    parts: tuple[_Part, ...]
+    if isinstance(config, FusedConfig):
+        parts = (_fused_part(config.rows),)
+    else:
+        parts = (
+            _prep_part(config.bt, config.unroll),
+            _scan_part(config.bt, config.rows, config.segments),
+        )
     kernels = tuple(k for part in parts for k in part.kernels)
     code = "".join(part.code_sha256 for part in parts)
     return Build(
@@ -112,7 +124,7 @@ class LoadedSchedule:
 
     Parameters
     ----------
-    config : Config
+    config : Config or FusedConfig
     keep : object
         Kept while the schedule is: the modules that its functions came from.
 
@@ -123,11 +135,15 @@ class LoadedSchedule:
         Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
-    def __init__(self, config: Config, keep: object = None) -> None:
+    def __init__(self, config: Config | FusedConfig, keep: object = None) -> None:
         self.config = config
         self._keep = keep
-        self.kernel_names = kernel_names(config.segments)
-        self.chunk_tokens = config.bt
+        # In place only where no CTA writes a state that another one still reads.
+        self._in_place = config.in_place
+        if isinstance(config, FusedConfig):
+            self.kernel_names, self.chunk_tokens = fused_names(config), FUSED_BT
+        else:
+            self.kernel_names, self.chunk_tokens = kernel_names(config.segments), config.bt
 
     def bind(self, inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
         """Check fixed tensors once and return the call on them.
@@ -156,8 +172,9 @@ class LoadedSchedule:
         if args[-1] is None:
             raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
         results = {"o": outputs["o"], "final_state": outputs["final_state"]}
-        # In place only where no CTA writes a state that another one still reads.
-        options = entry.check(*args, state, *results.values(), self.config.segments == 1)
+        options = entry.check(*args, state, *results.values(), self._in_place)
+        if isinstance(self.config, FusedConfig):
+            entry.arguments.decline_for_fused(options)
         launcher = compiling(
             lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
         )
@@ -178,10 +195,10 @@ def _entry() -> Any:
     return entry
 
 
-def config_of(schedule: Schedule) -> Config:
-    """The :class:`Config` of a schedule."""
+def config_of(schedule: Schedule) -> Config | FusedConfig:
+    """The :class:`Config` or :class:`FusedConfig` of a schedule."""
     try:
-        return Config.of(schedule.as_dict())
+        return schedule_of(schedule.as_dict())
     except ValueError as error:
         raise BuildError(f"{schedule.key}: {error}") from error
 
@@ -192,3 +209,10 @@ def _prep_part(bt: int, unroll: int) -> _Part:
 
     config = next(c for c in (Config(bt, 64), Config(bt, 128)) if c.unroll == unroll)
     return _compile_part("prep", lambda _: host.prep_job(config))
+
+
+@functools.lru_cache(maxsize=4)
+def _fused_part(rows: int) -> _Part:
+    from candidates.gdn_prefill.kernel import host
+
+    return _compile_part("fused", lambda _: host.fused_job(FusedConfig(rows), True))

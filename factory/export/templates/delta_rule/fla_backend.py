@@ -95,3 +95,4 @@ class _Call:
         }
         # part: fla_activation
         return (*tensors, self.cu_seqlens), options
+# part: fla_helpers

@@ -39,7 +39,7 @@ def sections(cubin: bytes) -> dict[str, bytes]:
 def compiled(config):
     """Machine code of a schedule, part by part as the campaign compiled it."""
     host = importlib.import_module(f"{package.__name__}.kernel.host")
-    if hasattr(config, "frame"):
+    if hasattr(config, "any_fused_field"):
         jobs = [host.fused_job(config, True)]
     else:
         jobs = [host.prep_job(config), host.scan_job(config, True)]
@@ -81,6 +81,6 @@ def test_a_row_compiles_to_the_machine_code_that_was_timed(number):
 def test_calls_without_an_initial_state_compile_too():
     host = importlib.import_module(f"{package.__name__}.kernel.host")
     for config in CONFIGS:
-        job = host.fused_job if hasattr(config, "frame") else host.scan_job
+        job = host.fused_job if hasattr(config, "any_fused_field") else host.scan_job
         _, cubin = host.compile_function(*job(config, False), keep=True)
         assert any(name.startswith(any_kernel_sections) for name in sections(cubin))

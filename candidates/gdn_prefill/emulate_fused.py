@@ -1,0 +1,179 @@
+"""The arithmetic of the fused kernel on the CPU: its matrices of a chunk, its roundings, pieces.
+
+Rounding helpers, inverse and the flush of small exponentials are those of
+:mod:`candidates.kda_prefill.emulate`, exact segments those of its fused form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from candidates._base import Schedule
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, pieces_of
+from candidates.gdn_prefill.space import FusedSchedule
+from candidates.kda_prefill.emulate import (
+    GATE_FLOOR,
+    InverseName,
+    _bf16,
+    _exp,
+    _initial_state,
+    triangular_inverse,
+)
+from candidates.kda_prefill.emulate_fused import SMS, _composed, _segments
+from candidates.kda_prefill.kernel.fused_plan import GUARD
+
+__all__ = ["SMS", "emulate", "warm_up"]
+
+_INVERSE: InverseName = "merged8_tf32"
+"""fp16, in which blocks of 16 are merged, keeps as many digits as tf32."""
+
+
+def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Evaluate GDN prefill as the fused kernel would; see :func:`.emulate.emulate`."""
+    view = FusedSchedule.of(schedule)
+    final, scale = _initial_state(inputs), float(inputs["scale"])
+    T, HV = inputs["v"].shape[:2]
+    spans = list(pairwise(inputs["cu_seqlens"].tolist()))
+    pieces = pieces_of(view.rows, view.waves, T, len(spans), HV, SMS)
+    o = torch.zeros_like(inputs["v"])
+    for n, (begin, end) in enumerate(spans):
+        length = -(-(end - begin) // PIECE)
+        parts = max(min(pieces, length // 2), 1)
+        if parts == 1:
+            final[n], out = _walk(_Chunks.of(inputs, begin, end, scale), final[n], scale)
+            o[begin:end] = out[: end - begin].to(o.dtype)
+            continue
+        for h in range(HV):
+            first = (n * HV + h) * pieces
+            last, out = _pieces(inputs, begin, end, h, parts, first, final[n, h], scale)
+            final[n, h], o[begin:end, h] = last, out.to(o.dtype)
+    return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
+
+
+def _pieces(
+    inputs: Mapping[str, Any],
+    begin: int,
+    end: int,
+    h: int,
+    parts: int,
+    first: int,
+    state: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """A sequence of a value head, in pieces of which ``first`` is the number of the first among
+    all: last state ``[K, V]`` and outputs ``[tokens, V]``."""
+    length = -(-(end - begin) // PIECE)
+    bounds = [length * p // parts for p in range(parts + 1)]
+
+    def walk(start: int, at: int, stop: int, from_: Tensor, values: bool = True) -> Any:
+        rows = begin + start * PIECE, min(begin + stop * PIECE, end)
+        chunks = _Chunks.of(inputs, *rows, scale, h, values)
+        last, out = _walk(chunks, from_[None], scale)
+        return last[0], out[(at - start) * PIECE : rows[1] - rows[0], 0]
+
+    warm = [0, *(warm_up(inputs, begin, h, b) for b in bounds[1:-1])]
+    last, outputs = state, []
+    for p, behind in _segments(warm, first):
+        at, stop, exact = bounds[p], bounds[behind], warm[p] < 0
+        start = at if exact else at - warm[p]
+        from_ = state if start == 0 else torch.zeros_like(state)
+        own, local = walk(start, at, stop, from_)
+        if exact:
+            own, local = _composed(walk, at, stop, own, local, last)
+        outputs.append(local)
+        last = own
+    return last, torch.cat(outputs)
+
+
+def warm_up(inputs: Mapping[str, Any], row: int, h: int, begin: int) -> int:
+    """PIECEs that a piece has to start early, which begins ``begin`` of them behind a sequence's
+    first row ``row``; -1 if only the exact state will do."""
+    heads = inputs["v"].shape[1]
+    key_head = h // (heads // inputs["k"].shape[1])
+    at, total = row + begin * PIECE, 0.0
+    for reach in range(1, REACHES[-1] + 1):
+        window = slice(max(at - reach * BT, row), max(at - (reach - 1) * BT, row))
+        total += float(inputs["g"][window, h].clamp(max=0.0).sum())
+        if reach in REACHES:
+            if reach * BT >= begin * PIECE:
+                return begin
+            if total <= GUARD:
+                rows = slice(at - reach * BT, at)
+                square = inputs["k"][rows, key_head].float().square().sum(-1)
+                beta = inputs["beta"][rows, h]
+                tame = bool(((beta >= 0) & (beta * square <= 2)).all())
+                return reach * (BT // PIECE) if tame else -1
+    return -1
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """A run of tokens by chunk and value head, ``[C, HV, BT, ...]`` in fp32.
+
+    ``decay`` is e^b, ``new`` what makes new values of residuals, decayed to the chunk's end, and
+    ``read`` what makes outputs of them.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    new: Tensor
+    read: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Mapping[str, Any],
+        begin: int,
+        end: int,
+        scale: float,
+        head: int | None = None,
+        values: bool = True,
+    ) -> _Chunks:
+        """Rows ``begin`` to ``end``, of all value heads or of one; without ``values`` these are
+        0."""
+        heads = inputs["v"].shape[1]
+        missing = -(end - begin) % BT
+
+        def take(name: str) -> Tensor:
+            x = inputs[name][begin:end].float()
+            x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+            x = x.view(-1, BT, *x.shape[1:]).transpose(1, 2)
+            x = x.repeat_interleave(heads // max(x.shape[1], 1), 1)
+            return x if head is None else x[:, head : head + 1]
+
+        q, k, v, g, beta = (take(name) for name in ("q", "k", "v", "g", "beta"))
+        b = g.clamp(min=GATE_FLOOR).cumsum(-1)
+        lower = torch.ones(BT, BT).tril().bool()
+        weights = _exp((b.unsqueeze(-1) - b.unsqueeze(-2)).masked_fill(~lower, 0.0))
+        keys = k.transpose(-1, -2)
+        akk = ((k @ keys) * (weights * beta.unsqueeze(-1))).masked_fill(~lower.tril(-1), 0.0)
+        aqk = _fp16(((q @ keys) * weights).masked_fill(~lower, 0.0))
+        x, columns = triangular_inverse(akk, _INVERSE), beta.unsqueeze(-2)
+        to_end = _exp(b[..., -1:] - b).unsqueeze(-1)
+        new, read = x * (to_end * columns), (aqk @ _fp16(x)) * (scale * columns)
+        return cls(q, k, v if values else 0 * v, _exp(b), _bf16(new), _bf16(read))
+
+
+def _fp16(x: Tensor) -> Tensor:
+    return x.to(torch.float16).float()
+
+
+def _walk(x: _Chunks, state: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """A run from ``state`` ``[HV, K, V]`` on: the last state, and outputs ``[tokens, HV, V]``."""
+    out = []
+    for q, k, v, decay, new, read in zip(x.q, x.k, x.v, x.decay, x.new, x.read, strict=True):
+        operand, by = _bf16(state), decay.unsqueeze(-1)
+        residual = _bf16(v - by * (k @ operand))
+        out.append((q @ operand) * (by * scale) + read @ residual)
+        state = state * by[:, -1:] + k.transpose(-1, -2) @ _bf16(new @ residual)
+    empty = x.v.new_zeros(0, *x.v.shape[1:])
+    outputs = torch.stack(out) if out else empty
+    return state, outputs.transpose(1, 2).flatten(0, 1)

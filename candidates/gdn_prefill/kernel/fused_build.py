@@ -1,0 +1,436 @@
+"""The building warpgroups of the fused kernel: inputs into the ring, and two matrices of a chunk.
+
+A warp has rows 16 w to 16 w + 15 of every matrix.  Scores come from wgmma on the inputs as they
+lie in shared memory; X from exact 8 x 8 blocks in fp32, merged in tf32 and then in fp16, which
+keep equally many digits.  Every intermediate is an entry of the answer, so nothing cancels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.tensor_utils import LayoutEnum
+
+from candidates.gdn_prefill.kernel.fused_jobs import Jobs
+from candidates.gdn_prefill.kernel.fused_ops import as_operand, mma16, sync_threads_of
+from candidates.gdn_prefill.kernel.fused_plan import (
+    BT,
+    HEAD,
+    LOWER_PITCH,
+    TILE,
+    FusedPlan,
+    lower_block,
+    strict_block,
+)
+from candidates.kda_prefill.kernel import fused_ops as ops
+from candidates.kda_prefill.kernel import prep_ops as op
+
+__all__ = ["Build"]
+
+BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
+LOG2E = math.log2(math.e)
+GATE_FLOOR = -100.0
+"""Gates below are read as this: e^-100 is below every normal fp32 number."""
+
+_BLOCK = 2 * TILE * TILE
+_PITCH = 4 * LOWER_PITCH
+
+
+class Build(Jobs):
+    """The part of the fused kernel that loads inputs and makes the matrices of chunks."""
+
+    plan: FusedPlan
+
+    @cute.jit
+    def build(
+        self, Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0
+    ):  # fmt: skip
+        """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of each job.
+
+        Only where there is one builder may there be two jobs.
+        """
+        plan = self.plan
+        at = base.toint()
+        w, group = warp_id % 4, warp_id // 4 - plan.scanners
+        own = at + (plan.off_group + group * plan.size_group)
+        number = group + 1
+        full, empty = at + plan.off_bar, at + (plan.off_bar + 8 * plan.stages)
+        turn = plan.builders
+
+        # wgmma: rows of K or Q by rows of K.
+        tile = (64, 64, HEAD)
+        a_sl = sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
+        b_sl = sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
+        t = w * 32 + lane
+        thr = mma_b.get_slice(t)
+        rK, rQ = (
+            mma_b.make_fragment_A(thr.partition_A(self.in_stages(base, x, a_sl)))
+            for x in (0, plan.off_q)
+        )
+        rB = mma_b.make_fragment_B(thr.partition_B(self.in_stages(base, 0, b_sl)))
+        acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
+        queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
+
+        for j in cutlass.range(2, unroll=1):
+            _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
+            count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
+            if j >= self.count(at):
+                count = I32(0)
+            inputs = Q, K, V, G, B, first, rows, h, half, is_map
+            s = (begin + group) % plan.stages
+            parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1
+            if group < count:
+                self.fetch(*inputs, at, group, s, w, lane)
+            cute.arch.cp_async_commit_group()
+            for c in cutlass.range(group, count, turn, unroll=1):
+                later, s_later, parity_later = c + turn, s + turn, parity
+                if s_later >= plan.stages:
+                    s_later = s_later - plan.stages
+                    parity_later = parity ^ 1
+                # Frees that stage, and the slot of this chunk's matrices.
+                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
+                if later < count:
+                    self.fetch(*inputs, at, later, s_later, w, lane)
+                cute.arch.cp_async_commit_group()
+                cute.arch.cp_async_wait_group(1)
+                ops.fence_async()
+                ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
+                warpgroup.fence()
+                for kb in cutlass.range_constexpr(HEAD // 16):
+                    mma = mma_b if kb else mma_b0
+                    cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
+                warpgroup.commit_group()
+                sums = own + (plan.off_sums + w * (4 * BT))
+                table = at + (plan.off_table + s * plan.table)
+                end = self.sum_gates(sums, table, w, lane)
+                warpgroup.wait_group(0)
+                self.keys(acc, own, sums, table, w, lane)
+                ops.sync_warp()
+                warpgroup.fence()
+                for kb in cutlass.range_constexpr(HEAD // 16):
+                    mma = mma_b if kb else mma_b0
+                    cute.gemm(mma, acc, rQ[None, None, kb, s], rB[None, None, kb, s], acc)
+                warpgroup.commit_group()
+                corner = self.diagonal(own, w, lane)  # while that runs
+                warpgroup.wait_group(0)
+                self.queries(acc, queries, sums, w, lane)
+                matrices = at + (plan.off_slot + slot * plan.slot)
+                self.invert(corner, own, matrices, sums, table, end, number, w, lane)
+                ops.sync_group(number)  # X is there
+                self.outputs(queries, own, matrices, table, scale, w, lane)
+                ops.fence_async()
+                ops.sync_warp()
+                if lane == 0:
+                    ops.bar_arrive(full + 8 * s)
+                s, parity = s_later, parity_later
+                if cutlass.const_expr(turn % plan.slots > 0):
+                    slot = slot ^ 1
+
+    def in_stages(self, base, byte, layout):
+        """(rows, columns, stages) of one part of the stages."""
+        return ring(base, byte, layout, self.plan.stages, self.plan.stage)
+
+    # ------------------------------------------------------------------------------- inputs
+
+    def piece_of(self, w, lane, width):
+        """Row and 16-byte column of a lane's first piece; the others are multiples of 8 rows on.
+
+        A row is always the same in its 8, and so is its swizzle.
+        """
+        if width == HEAD:
+            return w * 2 + (lane >> 4), lane & 15
+        return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
+
+    @cute.jit
+    def fetch(self, Q, K, V, G, B, first, rows, h, half, is_map, at, c, s, w, lane):
+        """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and
+        all values where a map is scanned."""
+        plan = self.plan
+        lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
+        stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT
+        key_head = h // (V.shape[1] // K.shape[1])
+        # (first byte in the stage, channels, tensor, bytes of its rows to skip)
+        parts = (
+            (0, HEAD, K, I64(K.stride[1]) * I64(key_head * 2)),
+            (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
+            (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
+        )
+        if left >= BT and is_map == 0:
+            for part in parts:
+                self.fetch_part(stage, *part, begin, None, w, lane)
+        else:
+            values = op.select(is_map > 0, I32(0), left)
+            for part, there in zip(parts, (left, left, values), strict=True):
+                self.fetch_part(stage, *part, begin, there, w, lane)
+        # A warp has 32 gates or write strengths.
+        token = (w & 1) * 32 + lane
+        size = op.select(token < left, I32(4), I32(0))
+        target = at + (plan.off_table + s * plan.table) + token * 4
+        if w < 2:
+            self.fetch_number(target, 0, G, begin + token, h, size)
+        else:
+            self.fetch_number(target, plan.off_strength, B, begin + token, h, size)
+
+    def fetch_part(self, stage, first, width, X, skipped, begin, left, w, lane):
+        row, column = self.piece_of(w, lane, width)
+        target = stage + row * 128 + (((column & 7) ^ (row & 7)) << 4)
+        if width == HEAD:
+            target = target + (column >> 3) * (BT * 128)
+        pitch = I32(X.stride[0])
+        source = X.iterator.toint() + skipped + I64(column * 16)
+        source = op.mad_wide(begin + row, pitch * 2, source)
+        for i in range(8 * width // HEAD):
+            here = op.mad_wide(pitch * 16, I32(i), source)
+            if left is None:
+                ops.copy16_whole(target, here, first + i * 1024)
+            else:
+                size = op.select(row + 8 * i < left, I32(16), I32(0))
+                ops.copy16(target, here, size, first + i * 1024)
+
+    def fetch_number(self, target, first, X, row, h, size):
+        source = op.mad_wide(row, I32(X.stride[0]) * 4, X.iterator.toint() + I64(h) * 4)
+        ops.copy4(target + first, source, size)
+
+    @cute.jit
+    def sum_gates(self, sums, table, w, lane):
+        """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
+        scan needs of them to the stage's table; returns the last sum."""
+        total = []
+        for i in cutlass.range_constexpr(2):
+            x = op.load_f32(table + lane * 4, 128 * i)
+            x = cute.arch.fmax(x, F32(GATE_FLOOR)) * F32(LOG2E)
+            for d in (1, 2, 4, 8, 16):
+                before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
+                x = x + op.select(lane >= d, before, F32(0.0))
+            total.append(x)
+        total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
+        end = cute.arch.shuffle_sync(total[1], offset=31)
+        for i in cutlass.range_constexpr(2):
+            op.store_f32(sums + lane * 4, total[i], 128 * i)
+        if w == 0:
+            for i in cutlass.range_constexpr(2):
+                op.store_f32(table + lane * 4, op.exp2(total[i]), self.plan.off_decay + 128 * i)
+            if lane == 0:
+                op.store_f32(table, op.exp2(end), self.plan.off_decay + 4 * BT)
+        ops.sync_warp()
+        return end
+
+    # ----------------------------------------------------------------------------- matrices
+
+    def tile_place(self, lane):
+        """Where in a 16 x 16 block of fp16 a lane's row of 16 bytes for ldmatrix and stmatrix is.
+
+        Rows of 32 bytes; the halves of rows 4 to 7 of 8 change places, against bank conflicts.
+        """
+        row = lane & 15
+        return row * 32 + (((lane >> 4) ^ (row >> 2 & 1)) << 4)
+
+    def weights(self, sums, of_rows, ct, half, lane):
+        """e^(b_i - b_j) of a lane's four elements of half a block; above the diagonal too, where
+        the exponent may be positive and what it makes is selected away."""
+        of_columns = op.load_f32x2(sums + (lane & 3) * 8, 64 * ct + 32 * half)
+        return [op.exp2(of_rows[i // 2] - of_columns[i % 2]) for i in range(4)]
+
+    def row_values(self, sums, w, lane, at=0):
+        """Of a lane's two rows."""
+        place = sums + (w * TILE + (lane >> 2)) * 4
+        return [op.load_f32(place, at + 32 * i) for i in range(2)]
+
+    @cute.jit
+    def keys(self, acc, own, sums, table, w, lane):
+        """L of a warp's rows: in fp16, and its diagonal block in fp32."""
+        plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
+        place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * _BLOCK
+        diagonal = own + (plan.off_diagonal + w * plan.diagonal)
+        diagonal = diagonal + (lane >> 2) * _PITCH + (lane & 3) * 8
+        of_rows = self.row_values(sums, w, lane)
+        strength = self.row_values(table, w, lane, plan.off_strength)
+        for ct in cutlass.range_constexpr(4):
+            if ct <= w:
+                block = []
+                for half in cutlass.range_constexpr(2):
+                    by = self.weights(sums, of_rows, ct, half, lane)
+                    at = 8 * ct + 4 * half
+                    block.append([acc[at + i] * (by[i] * strength[i // 2]) for i in range(4)])
+                if ct < w:
+                    op.stmatrix(place + ct * _BLOCK, as_operand(block))
+                else:
+                    for half in cutlass.range_constexpr(2):
+                        for r in cutlass.range_constexpr(2):
+                            x, y = block[half][2 * r : 2 * r + 2]
+                            op.store_f32x2(diagonal, x, y, 8 * r * _PITCH + 32 * half)
+
+    @cute.jit
+    def queries(self, acc, queries, sums, w, lane):
+        """Aqk of a warp's rows without its scale, as left operand."""
+        lane = ops.opaque(lane)
+        of_rows = self.row_values(sums, w, lane)
+        row, col = lane >> 2, (lane & 3) * 2
+        for ct in cutlass.range_constexpr(4):
+            if ct <= w:
+                block = []
+                for half in cutlass.range_constexpr(2):
+                    by = self.weights(sums, of_rows, ct, half, lane)
+                    kept = []
+                    for i in cutlass.range_constexpr(4):
+                        token = col + (TILE * ct + 8 * half + i % 2)
+                        inside = token <= row + w * TILE + 8 * (i // 2)
+                        x = acc[8 * ct + 4 * half + i] * by[i]
+                        kept.append(op.select(inside, x, F32(0.0)))
+                    block.append(kept)
+                words = as_operand(block)
+                for i in cutlass.range_constexpr(4):
+                    queries[4 * ct + i] = words[i]
+
+    @cute.jit
+    def invert(self, left, own, slot, sums, table, end, number, w, lane):
+        """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot."""
+        plan, lane = self.plan, ops.opaque(lane)
+        place = own + self.tile_place(lane)
+        lower = place + plan.off_lower
+        ours = I32((w * (w + 1) >> 1) * _BLOCK)  # of this warp's first block of X
+        below = I32((w * (w - 1) >> 1) * _BLOCK)  # of L
+        to_end = [op.exp2(end - x) for x in self.row_values(sums, w, lane)]
+        self.keep(left, place + ours + w * _BLOCK, slot, table, to_end, w, w, lane)
+        left = as_operand(left)
+        # Siblings (1, 0) and (3, 2): X_ii L_ij X_jj.
+        sync_threads_of(plan.builders - 1 + number * 2 + (w >> 1), 64)
+        if w & 1 == 1:
+            right = op.ldmatrix(lower + below + (w - 1) * _BLOCK, transpose=True)
+            inner = as_operand(mma16(blank(), left, right))
+            other = place + (((w - 1) * w >> 1) + w - 1) * _BLOCK
+            block = negative(mma16(blank(), inner, op.ldmatrix(other, transpose=True)))
+            self.keep(block, place + ours + (w - 1) * _BLOCK, slot, table, to_end, w, w - 1, lane)
+        ops.sync_group(number)
+        if w >= 2:
+            inner = []
+            for k in cutlass.range_constexpr(2):
+                right = op.ldmatrix(lower + below + k * _BLOCK, transpose=True)
+                total = mma16(blank(), left, right)
+                inner.append(total)
+            if w == 3:
+                mine = op.ldmatrix(place + lower_block(3, 2) * _BLOCK)
+                for k in cutlass.range_constexpr(2):
+                    right = op.ldmatrix(lower + strict_block(2, k) * _BLOCK, transpose=True)
+                    inner[k] = mma16(inner[k], mine, right)
+            inner = [as_operand(x) for x in inner]
+            corner = [
+                op.ldmatrix(place + lower_block(i, j) * _BLOCK, transpose=True)
+                for i, j in ((0, 0), (1, 0), (1, 1))
+            ]
+            blocks = (
+                mma16(mma16(blank(), inner[0], corner[0]), inner[1], corner[1]),
+                mma16(blank(), inner[1], corner[2]),
+            )
+            for j in cutlass.range_constexpr(2):
+                block = negative(blocks[j])
+                self.keep(block, place + ours + j * _BLOCK, slot, table, to_end, w, j, lane)
+
+    def diagonal(self, own, w, lane):
+        """X_ww as an accumulator: two blocks of 8 x 8 by exact forward substitution, a lane a
+        column, twice; the third is -X22 L21 X11 with tf32 operands."""
+        lane = ops.opaque(lane)
+        home = own + (self.plan.off_diagonal + w * self.plan.diagonal)
+        block, j = lane >> 3 & 1, lane & 7
+        source = home + block * (8 * _PITCH + 32)
+        x = [op.select(j == 0, F32(1.0), F32(0.0))]
+        for i in range(1, 8):
+            row = []
+            for k in range(0, i, 4):
+                row += op.load_f32x4(source, i * _PITCH + 4 * k)
+            value = op.select(j == i, F32(1.0), F32(0.0))
+            for k in range(i):
+                value = op.fma(row[k], -x[k], value)
+            x.append(value)
+        ops.sync_warp()  # both blocks are read: their columns take their places, as rows
+        for i in range(0, 8, 4):
+            op.store_f32x4(source + j * _PITCH, x[i : i + 4], 4 * i)
+        ops.sync_warp()
+        # Rows 8 to 15 of left operands are 0.  The order of a summation index is free: that of
+        # the second product is what the first one leaves in a lane.
+        t, r = lane & 3, lane >> 2
+        zero = F32(0.0)
+        corner = home + (8 * _PITCH + 32)
+        left = [op.load_f32(corner + t * _PITCH + r * 4, 4 * i * _PITCH) for i in range(2)]
+        right = [op.load_f32(home + t * _PITCH + r * 4, (8 + 4 * i) * _PITCH) for i in range(2)]
+        inner = op.mma_tf32(
+            op.zeros(),
+            [op.to_tf32(left[0]), zero, op.to_tf32(left[1]), zero],
+            [op.to_tf32(y) for y in right],
+        )
+        right = op.load_f32x2(home + r * _PITCH + t * 8)
+        out = op.mma_tf32(
+            op.zeros(),
+            [op.to_tf32(inner[0]), zero, op.to_tf32(inner[1]), zero],
+            [op.to_tf32(y) for y in right],
+        )
+        upper, lower = (
+            [op.load_f32(x + 2 * t * _PITCH + r * 4, _PITCH * e) for e in range(2)]
+            for x in (home, corner)
+        )
+        return [[*upper, -out[0], -out[1]], [zero, zero, *lower]]
+
+    def keep(self, block, place, slot, table, to_end, row, col, lane):
+        """A block of X in fp16, and scaled to the slot as an operand in bf16."""
+        op.stmatrix(place, as_operand(block))
+        self.scaled(block, slot, table, to_end, row, col, lane)
+
+    def scaled(self, block, slot, table, by_rows, row, col, lane):
+        """A 16 x 16 block, times factors of its rows and beta of its columns, to a matrix of a
+        slot; ``row`` and ``col`` in blocks."""
+        columns = table + (col * TILE + (lane & 3) * 2) * 4
+        out = []
+        for half in range(2):
+            beta = op.load_f32x2(columns, self.plan.off_strength + 32 * half)
+            out.append([block[half][i] * (by_rows[i // 2] * beta[i % 2]) for i in range(4)])
+        place = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
+        op.stmatrix(slot + row * (TILE * 128) + (place ^ (col * 32)), as_operand(out, op.pack))
+
+    @cute.jit
+    def outputs(self, queries, own, slot, table, scale, w, lane):
+        """scale Aqk X diag(beta), rows of a warp, to the slot."""
+        lane = ops.opaque(lane)
+        place = own + self.tile_place(lane)
+        for col in cutlass.range_constexpr(4):
+            if col <= w:
+                total = cute.make_rmem_tensor(8, F32)
+                for i in cutlass.range_constexpr(8):
+                    total[i] = F32(0.0)
+                for k in cutlass.range_constexpr(col, 4):
+                    if k <= w:
+                        right = op.ldmatrix(place + lower_block(k, col) * _BLOCK, transpose=True)
+                        halves = [[total[4 * half + i] for i in range(4)] for half in range(2)]
+                        halves = mma16(halves, [queries[4 * k + i] for i in range(4)], right)
+                        for i in cutlass.range_constexpr(8):
+                            total[i] = halves[i // 4][i % 4]
+                block = [[total[4 * half + i] for i in range(4)] for half in range(2)]
+                self.scaled(block, slot + 2 * BT * BT, table, [scale, scale], w, col, lane)
+
+    @cute.jit
+    def clear_slots(self, at, t, threads: cutlass.Constexpr):
+        """Zeros where nobody writes: above the diagonal blocks.  Threads ``t`` of ``threads``."""
+        total: cutlass.Constexpr = self.plan.slots * self.plan.slot // 16
+        for i in cutlass.range(t, total, threads, unroll=1):
+            op.store_zero16(at + self.plan.off_slot + i * 16)
+        ops.fence_async()
+
+
+def ring(base, byte, layout, count, pitch):
+    """(rows, columns, count) of a swizzled matrix that stands ``count`` times, ``pitch`` bytes
+    apart, from byte ``byte`` on."""
+    p = cute.recast_ptr(base + byte // 2, layout.inner, BF16)
+    turns = cute.make_layout(count, stride=pitch // 2)
+    return cute.make_tensor(p, cute.append(cute.slice_(layout.outer, (None, None, 0)), turns))
+
+
+def blank():
+    """A cleared 16 x 16 accumulator."""
+    return [op.zeros(), op.zeros()]
+
+
+def negative(block):
+    return [[-x for x in half] for half in block]

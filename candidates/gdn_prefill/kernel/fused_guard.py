@@ -1,0 +1,143 @@
+"""Where a piece of a sequence may start from zero: a bound computed from the data.
+
+With one gate a token the norm of what a run of tokens does to a state is at most e^(sum of its
+gates), if ``0 <= beta |k|^2 <= 2`` for each of its keys.  A piece may begin with a run of which
+this is below e^GUARD, from a zero state.  Nothing is promised by the caller: gates are summed and
+keys are measured.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, FusedPlan
+from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_plan import GUARD
+
+__all__ = ["Guard"]
+
+F32, I32, I64 = op.F32, op.I32, op.I64
+
+_CHUNKS, _SHIFT = REACHES[-1], REACHES[-1].bit_length() - 1
+"""That may be looked at before a boundary; a power of two."""
+
+
+class Guard:
+    """The part of the fused kernel that decides which chunks a CTA takes."""
+
+    plan: FusedPlan
+
+    @cute.jit
+    def guards(self, K, G, B, at, boundaries, warp_id, lane):
+        """How many tokens before each of three boundaries a piece has to start, by PIECE; -1 where
+        only the exact state will do.
+
+        A boundary is (first row of its sequence, head, PIECEs from there, whether to ask at all);
+        0 where one does not ask.  All threads; the same arithmetic whoever asks, so that
+        neighbouring pieces agree.
+        """
+        fmin = cute.arch.fmin
+        if warp_id < _CHUNKS:
+            gates = []
+            for i in cutlass.range_constexpr(3):
+                row0, h, begin, asked = boundaries[i]
+                for half in cutlass.range_constexpr(2):
+                    token = begin * PIECE - (warp_id + 1) * BT + 32 * half + lane
+                    inside = asked and token >= 0
+                    row = row0 + op.select(inside, token, I32(0))
+                    gates.append(op.select(inside, self.number(G, row, h), F32(0.0)))
+            for i in cutlass.range_constexpr(3):
+                total = fmin(gates[2 * i], F32(0.0)) + fmin(gates[2 * i + 1], F32(0.0))
+                for d in (16, 8, 4, 2, 1):
+                    total = total + cute.arch.shuffle_sync_bfly(total, offset=d)
+                if lane == 0:
+                    op.store_f32(at + warp_id * 4, total, self.plan.off_guard + 4 * _CHUNKS * i)
+        cute.arch.sync_threads()
+        reach = [self.reach(at, i, boundaries[i]) for i in range(3)]
+        # Keys of chunk w before boundary i, by all warps; w = 0 is the last one before it.
+        warps: cutlass.Constexpr = self.plan.threads // 32
+        for turn in cutlass.range_constexpr((3 * _CHUNKS + warps - 1) // warps):
+            unit = turn * warps + warp_id
+            i, w = unit >> _SHIFT, unit & (_CHUNKS - 1)
+            pick = lambda values: op.select(i == 0, values[0], op.select(i == 1, *values[1:]))
+            row0, h, begin = (pick([boundaries[k][part] for k in range(3)]) for part in range(3))
+            asked = pick(reach)
+            # From a sequence's start on nothing is dropped, so nothing has to be known.
+            wild = I32(0)
+            if i < 3 and w < asked and asked * BT < begin * PIECE:
+                wild = self.wild(K, B, row0 + begin * PIECE - (w + 1) * BT, h, G, lane)
+            if lane == 0 and i < 3:
+                op.store32(at + unit * 4, wild, self.plan.off_guard + 4 * 3 * _CHUNKS)
+        cute.arch.sync_threads()
+        out = []
+        for i in cutlass.range_constexpr(3):
+            _, _, begin, asked = boundaries[i]
+            wild = I32(0)
+            for w in cutlass.range_constexpr(_CHUNKS):
+                wild = wild | op.load_i32(at, self.plan.off_guard + 4 * (_CHUNKS * (3 + i) + w))
+            need = min(reach[i] * (BT // PIECE), begin)
+            if reach[i] < 0 or wild > 0:
+                need = I32(-1)
+            if not asked:
+                need = I32(0)
+            out.append(cute.arch.make_warp_uniform(need))
+        return out
+
+    @cute.jit
+    def reach(self, at, i: cutlass.Constexpr, boundary):
+        """Chunks of BT tokens over which gates forget enough, or that reach the start; or -1."""
+        begin = boundary[2]
+        out, total = I32(-1), F32(0.0)
+        for w in cutlass.range_constexpr(_CHUNKS):
+            total = total + op.load_f32(at, self.plan.off_guard + 4 * (_CHUNKS * i + w))
+            if cutlass.const_expr(w + 1 in REACHES):
+                if out < 0:
+                    if total <= GUARD or (w + 1) * BT >= begin * PIECE:
+                        out = I32(w + 1)
+        return out
+
+    @cute.jit
+    def wild(self, K, B, row, h, G, lane):
+        """Whether ``beta |k|^2`` is out of 0 to 2 for any of BT tokens from ``row`` on; a warp.
+
+        A token's channels are spread over four lanes, as operands of mma are: the products of 8
+        tokens with themselves have the squares on their diagonal, whatever the order of channels.
+        """
+        key_head = h // (G.shape[1] // K.shape[1])
+        token, quarter = lane >> 2, lane & 3
+        skipped = I64(K.stride[1]) * I64(key_head * 2) + I64(quarter * 64)
+        source = K.iterator.toint() + skipped
+        own = quarter == token >> 1  # holds the diagonal in column ``token & 1``
+        found, zero = I32(0), I32(0)
+        for half in cutlass.range_constexpr(2):  # loads of 32 tokens come first
+            words, strengths = [], []
+            for i in cutlass.range_constexpr(BT // 16):
+                here = row + (half * (BT // 2) + 8 * i) + token
+                place = op.mad_wide(here, I32(K.stride[0]) * 2, source)
+                words.append([load16(place, 16 * j) for j in range(4)])
+                strengths.append(self.number(B, here, h))
+            for i in cutlass.range_constexpr(BT // 16):
+                sums = [op.zeros() for _ in range(2)]
+                for j in cutlass.range_constexpr(4):
+                    x = words[i][j]
+                    for k in cutlass.range_constexpr(2):
+                        pair = x[2 * k : 2 * k + 2]
+                        sums[k] = op.mma(sums[k], [pair[0], zero, pair[1], zero], pair)
+                squares = [sums[0][e] + sums[1][e] for e in range(2)]
+                strength = strengths[i] * op.select(token & 1 == 0, squares[0], squares[1])
+                tame = strengths[i] >= 0.0 and strength <= 2.0
+                if own and not tame:
+                    found = I32(1)
+        return cute.arch.warp_redux_sync(found, "max")
+
+    def number(self, X, row, h):
+        """A gate, or a write strength."""
+        place = op.mad_wide(row, I32(X.stride[0]) * 4, X.iterator.toint() + I64(h) * 4)
+        return op.ptx("ld.global.nc.f32 {$w0}, [{$r0}];", [F32], [place])
+
+
+def load16(address, at: int):
+    """16 bytes of global memory, as four registers."""
+    code = "ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}+" + f"{at}];"
+    return op.ptx(code, [I32] * 4, [address])

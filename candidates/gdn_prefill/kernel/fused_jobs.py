@@ -1,0 +1,164 @@
+"""What each CTA does: the jobs of a pair, as in KDA's fused form but for the sharing of chunks.
+
+All pieces of all sequences and heads stand in one line; CTAs 2 i and 2 i + 1 are a pair and own
+pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes its own.
+Otherwise both are one *job* if the guard fails between them, else the second is the next one.  A
+job that the guard lets begin from zero is cut: 64 value rows for each CTA.  One that it does not is
+an exact segment: the first CTA scans values from zero, which gives C and O, the second the map of
+states, which gives M and P; :mod:`candidates.kda_prefill.kernel.fixup` composes and corrects.
+
+The CTAs of a pair do not talk: each builds what it scans.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
+from candidates.kda_prefill.kernel import fused_ops as ops
+from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.fused_exact import (
+    BEGINS,
+    CARRY,
+    CONTINUES,
+    FINAL,
+    FREE,
+    MAP,
+    NOWHERE,
+    Exact,
+)
+from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, Scratch
+from candidates.kda_prefill.kernel.ragged import bounds
+
+__all__ = ["Jobs"]
+
+I32 = op.I32
+
+
+class Jobs(Exact):
+    """The part of the fused kernel that knows jobs.
+
+    A job is (sequence, head, first row, rows, rows of the early start, which half of the value
+    rows if the CTA has 64, warpgroups that scan, map or not, where the last state goes, entry of
+    the scratch, whether it begins where the sequence does).
+    """
+
+    plan: FusedPlan  # type: ignore[assignment]  # has what is asked of it: off_jobs
+
+    def chunks_before(self, at, j):
+        """Chunks of the jobs before job ``j`` of at most two."""
+        rows = ops.load_shared32(at, self.plan.off_jobs + 4 * 3)
+        return cute.arch.make_warp_uniform(op.select(j > 0, (rows + BT - 1) >> 6, I32(0)))
+
+    def put_count(self, at, jobs):
+        """Write how many jobs there are, where the first one has a word to spare; one thread."""
+        op.store32(at, jobs, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
+
+    def count(self, at):
+        """What :meth:`put_count` wrote."""
+        word = ops.load_shared32(at, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
+        return cute.arch.make_warp_uniform(word)
+
+    @cute.jit
+    def whole(self, at, n, h, half, row0, row1, put):
+        """The only job of a CTA that owns a sequence of a head."""
+        if put:
+            self.put_job(
+                at, 0, (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
+                        I32(1)),
+            )  # fmt: skip
+
+    @cute.jit
+    def share(self, K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
+        """Describe the jobs of a CTA of a pair; all threads.  How many there are."""
+        rank, own = cta & 1, cta & -2
+        a, b = (self.piece(CU, own + i, pieces, N, T, H) for i in range(2))
+        n, h, row0, row1, begin, stop, last, there, inside = a
+        n_b, h_b, row0_b, row1_b, begin_b, stop_b, last_b, there_b, inside_b = b
+        same = inside_b
+        asked = (
+            (row0, h, begin, there and inside),
+            (row0_b, h_b, begin_b, there_b and inside_b),
+            (row0_b, h_b, stop_b, there_b and not last_b),
+        )
+        left, inner, right = self.guards(K, G, B, at, asked, warp_id, lane)
+        exact, merged = left < 0, same and inner < 0
+        flag, jobs, first_b = I32(FREE), I32(1), rank > 0
+        role, role_b, is_map = I32(3), I32(3), I32(0)
+        if rank == 0:
+            if exact:
+                flag = I32(BEGINS)
+        elif merged:
+            flag = I32(CONTINUES)
+        if exact or merged:
+            first_b = rank > 1
+            role = I32(1) << rank
+            role_b = role
+            if exact:
+                role, is_map = I32(3), rank
+            if there_b and not merged:
+                jobs = I32(2)
+        elif not there_b and rank > 0:
+            jobs = I32(0)
+        elif not there and rank == 0:
+            jobs = I32(0)
+        if warp_id == 0:
+            if lane == 0:
+                self.put_flag(X, cta, flag)
+                entries = Scratch(N * H * pieces)
+                entry = entries.entries + own * entries.ENTRY
+                from_a, end_a, final = begin - max(left, 0), stop, last
+                target = I32(NOWHERE)
+                if merged:
+                    end_a, final = stop_b, last_b
+                    if right < 0:
+                        target = I32(CARRY)
+                if final:
+                    target = I32(FINAL)
+                if exact:
+                    target = I32(CARRY)
+                    if rank > 0:
+                        target = I32(MAP)
+                job_a = self.run(
+                    n, h, row0, row1, from_a, begin, end_a, role, is_map, target, entry
+                )
+                target_b = I32(NOWHERE)
+                if right < 0:
+                    target_b = I32(CARRY)
+                if last_b:
+                    target_b = I32(FINAL)
+                job_b = self.run(
+                    n_b, h_b, row0_b, row1_b, begin_b - max(inner, 0), begin_b, stop_b, role_b,
+                    I32(0), target_b, entry + entries.ENTRY,
+                )  # fmt: skip
+                if first_b:
+                    self.put_job(at, 0, job_b)
+                else:
+                    self.put_job(at, 0, job_a)
+                self.put_job(at, 1, job_b)
+        return jobs
+
+    @cute.jit
+    def run(self, n, h, row0, row1, start, begin, end, role, is_map, target, entry):
+        """A job over PIECEs ``start`` to ``end`` of a sequence, whose outputs count from ``begin``
+        on."""
+        first = row0 + start * PIECE
+        rows = max(min(row0 + end * PIECE, row1) - first, 0)
+        at_start = op.select(start == 0, I32(1), I32(0))
+        warm = (begin - start) * PIECE
+        return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
+
+    @cute.jit
+    def piece(self, CU, number, pieces, N, T, H):
+        """Sequence, head, first row and row behind the last of it, first PIECE and PIECE behind
+        the last, whether it is the last piece, whether it exists, and whether not the first."""
+        n, h, p = number // pieces // H, number // pieces % H, number % pieces
+        row0, row1 = I32(0), I32(0)
+        if n < N:
+            row0, row1 = bounds(CU, n, T)
+        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
+        length = (row1 - row0 + PIECE - 1) // PIECE
+        parts = max(min(pieces, length // 2), 1)
+        begin = length * min(p, parts) // parts
+        stop = length * min(p + 1, parts) // parts
+        return n, h, row0, row1, begin, stop, p + 1 == parts, n < N and p < parts, p > 0

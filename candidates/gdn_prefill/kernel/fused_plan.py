@@ -1,0 +1,223 @@
+"""Sizes of the fused Gated DeltaNet kernel, decided before it is compiled.
+
+Needs neither torch nor the DSL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
+from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
+from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
+from candidates.kda_prefill.kernel.image import HEAD
+
+__all__ = [
+    "BT",
+    "HEAD",
+    "LOWER_PITCH",
+    "PIECE",
+    "REACHES",
+    "TILE",
+    "FusedPlan",
+    "lower_block",
+    "pieces_of",
+    "strict_block",
+]
+
+BT = 64
+"""Tokens per chunk."""
+
+PIECE = FIXUP_BT
+"""Pieces of a sequence begin at multiples of so many tokens, as the fix-up of exact segments cuts
+them; a piece's chunks count from where it begins."""
+
+REACHES = (1, 2, 4, 8)
+"""Chunks that a piece may start early."""
+
+SHORTEST = 256
+"""Tokens of a piece, on the average: fewer are not worth an early start."""
+
+TILE = 16
+"""Rows and columns of the blocks that X is made of."""
+
+LOWER_PITCH = 20
+"""fp32 elements per row of a diagonal block of L, free of bank conflicts."""
+
+_BLOCK = 2 * TILE * TILE
+_REGISTERS = {64: (232, 136), 128: (208, 88)}
+"""Registers of a scanning and a building thread, by value rows."""
+
+
+def lower_block(i: int, j: int) -> int:
+    """Number of block (i, j), j <= i, of a lower triangle."""
+    return i * (i + 1) // 2 + j
+
+
+def strict_block(i: int, j: int) -> int:
+    """Number of block (i, j), j < i, of what is below the diagonal blocks."""
+    return i * (i - 1) // 2 + j
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """Sizes of one fused kernel.
+
+    Parameters
+    ----------
+    rows : int
+        Value rows of a CTA: 128, or 64, which halves the work of a step and builds each
+        chunk twice.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    """
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.rows not in _REGISTERS:
+            raise ValueError(f"rows={self.rows!r} is not one of {sorted(_REGISTERS)}")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether sequences may be cut into pieces."""
+        return self.rows == HEAD
+
+    @property
+    def scanners(self) -> int:
+        """Warpgroups that hold the state, 64 value rows each; the first of the CTA."""
+        return self.rows // 64
+
+    @property
+    def builders(self) -> int:
+        """Warpgroups that take turns at building chunks."""
+        return 3 - self.scanners
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.scanners + self.builders)
+
+    @property
+    def scan_registers(self) -> int:
+        return _REGISTERS[self.rows][0]
+
+    @property
+    def build_registers(self) -> int:
+        return _REGISTERS[self.rows][1]
+
+    @property
+    def slots(self) -> int:
+        """Pairs of matrices that are being read or made."""
+        return 2
+
+    @property
+    def stages(self) -> int:
+        """Chunks whose inputs are in shared memory.
+
+        When a builder begins chunk c it asks for chunk c + builders, so it waits until
+        chunk c - slots is done with; the same wait frees the slot of c's matrices.
+        """
+        return self.builders + self.slots
+
+    # ------------------------------------------------------------------ shared memory, bytes
+
+    @property
+    def off_q(self) -> int:
+        """Of a stage: K, then Q, in halves of 64 channels, rows of 128 bytes, swizzled."""
+        return 2 * BT * HEAD
+
+    @property
+    def off_v(self) -> int:
+        """Then V, in the same form; O on its way out takes its place."""
+        return 2 * self.off_q
+
+    @property
+    def stage(self) -> int:
+        return self.off_v + 2 * BT * self.rows
+
+    @property
+    def off_slot(self) -> int:
+        """Behind the stages, the slots: two [BT, BT] matrices, rows of 128 bytes, swizzled."""
+        return self.stages * self.stage
+
+    @property
+    def slot(self) -> int:
+        return 4 * BT * BT
+
+    @property
+    def off_group(self) -> int:
+        """What a builder needs: blocks of L and of X in fp16, diagonal blocks of L in fp32, and
+        for each warp sums of gates."""
+        return self.off_slot + self.slots * self.slot
+
+    @property
+    def off_lower(self) -> int:
+        """Of a builder's own: blocks of L behind those of X."""
+        return lower_block(4, 0) * _BLOCK
+
+    @property
+    def off_diagonal(self) -> int:
+        return self.off_lower + strict_block(4, 0) * _BLOCK
+
+    @property
+    def diagonal(self) -> int:
+        return TILE * LOWER_PITCH * 4
+
+    @property
+    def off_sums(self) -> int:
+        return self.off_diagonal + 4 * self.diagonal
+
+    @property
+    def size_group(self) -> int:
+        return self.off_sums + 4 * 4 * BT
+
+    @property
+    def off_table(self) -> int:
+        """For each stage: gates and write strengths of its tokens; then their e^b, and once more
+        that of the last one, padded."""
+        return self.off_group + self.builders * self.size_group
+
+    @property
+    def off_strength(self) -> int:
+        return 4 * BT
+
+    @property
+    def off_decay(self) -> int:
+        return 8 * BT
+
+    @property
+    def table(self) -> int:
+        return 12 * BT + 16
+
+    @property
+    def off_guard(self) -> int:
+        """Sums of gates, and what is known of keys, at three boundaries."""
+        return self.off_table + self.stages * self.table
+
+    @property
+    def off_jobs(self) -> int:
+        """Up to two jobs."""
+        return self.off_guard + 2 * 3 * 4 * REACHES[-1]
+
+    @property
+    def off_bar(self) -> int:
+        """Barriers: full, empty; one of each per stage."""
+        return self.off_jobs + 2 * 4 * JOB_WORDS
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.off_bar + 2 * 8 * self.stages
+
+
+def pieces_of(rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
+    """Pieces that each of N sequences of T tokens in all is cut into, at most.
+
+    ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
+    they would be short; one where a CTA has 64 rows.
+    """
+    if rows < HEAD:
+        return 1
+    return min(pieces_of_chains(waves, N, HV, sms), max(T // (max(N, 1) * SHORTEST), 1))

@@ -1,0 +1,319 @@
+"""The fused GDN kernel: compiles within its budgets, and computes, in a PTX interpreter."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import operations
+from candidates.gdn_prefill import FAMILY, emulate_fused
+from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
+from candidates.gdn_prefill.space import FusedSchedule
+from candidates.kda_prefill.kernel.fused_plan import MAPS
+from operations.gdn_prefill import GdnWorkload
+
+OPERATION = operations.get("gdn_prefill")
+ROWS = [128, 64]
+
+
+def inputs_of(
+    lengths: tuple[int, ...], regime: str, heads: tuple[int, int] = (1, 1), **more: Any
+) -> Any:
+    workload = GdnWorkload("case", heads=heads[0], value_heads=heads[1], lengths=lengths, **more)
+    return workload, OPERATION.generate(workload, OPERATION.regimes[regime], seed=0, device="cpu")
+
+
+def judged(got: dict[str, torch.Tensor], workload: GdnWorkload, inputs: Any, regime: str) -> None:
+    want = OPERATION.fast_oracle(inputs)
+    errors = OPERATION.compare(got, want, workload, OPERATION.regimes[regime])
+    assert [e for e in errors if not e.within] == []
+
+
+# ----------------------------------------------------------------------------- compilation
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_gdn_fused_kernels_compile_without_spills_or_serialised_products(
+    rows: int,
+) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import compiled_fused
+
+    from candidates.kda_prefill.kernel.resources import (
+        Cubin,
+        budget_problems,
+        dynamic_smem,
+        kernel_resources,
+    )
+
+    function, cubin, _, remarks = compiled_fused(rows, True)
+    (resources, *fixup), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    plan = FusedPlan(rows)
+    assert resources.name.startswith("gdn_fused_")
+    assert resources.threads == plan.threads
+    assert resources.dynamic_smem_bytes == plan.smem_bytes
+    assert budget_problems(resources) == ()
+    assert [k.name[:9] for k in fixup] == ["gdn_fixup"] * plan.cuts
+    assert [budget_problems(k) for k in fixup] == [()] * plan.cuts
+    assert "Compiling entry function" in remarks
+    assert [c for c in ("C7511", "C7512", "C7514", "C7517", "C7519") if c in remarks] == []
+
+
+def test_the_gdn_family_compiles_and_names_what_a_fused_schedule_launches() -> None:
+    pytest.importorskip("cutlass")
+    from candidates.gdn_prefill.kernel.launch import LoadedSchedule, config_of
+
+    build = FAMILY.compile(FusedSchedule(64).schedule())
+    assert [k.name[:9] for k in build.kernels] == ["gdn_fused"]
+    assert build.problems == ()
+    for rows, names in ((64, ["gdn_fused"]), (128, ["gdn_fused", "gdn_fixup"])):
+        schedule = FusedSchedule(rows).schedule()
+        loaded = LoadedSchedule(config_of(schedule))
+        assert [name[:9] for name in loaded.kernel_names] == names
+        assert loaded.chunk_tokens == 64
+
+
+def test_gdn_pieces_fill_the_machine_and_are_never_short() -> None:
+    assert pieces_of(128, 1, 8192, 1, 32, 132) == 4
+    assert pieces_of(128, 4, 8192, 1, 32, 132) == 16
+    assert pieces_of(128, 1, 1024, 1, 4, 132) == 4
+    assert pieces_of(128, 1, 8192, 100, 32, 132) == 1
+    assert pieces_of(64, 1, 8192, 1, 32, 132) == 1
+    assert pieces_of(128, 1, 0, 0, 32, 132) == 1
+
+
+def test_registers_of_gdn_warpgroups_fit_what_the_launch_gives() -> None:
+    for rows in ROWS:
+        plan = FusedPlan(rows)
+        launched = 65536 // plan.threads // 8 * 8
+        wanted = plan.scanners * plan.scan_registers + plan.builders * plan.build_registers
+        assert wanted <= (plan.scanners + plan.builders) * launched
+
+
+def test_a_gdn_builder_that_may_fetch_may_also_write_its_matrices() -> None:
+    for rows in ROWS:
+        plan = FusedPlan(rows)
+        # It waits for chunk c + builders - stages: the last one that had the slot of chunk c.
+        assert plan.stages - plan.builders == plan.slots
+
+
+# ------------------------------------------------------------------------ in the interpreter
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("regime", ["production", "slow", "constant_inf", "single_inf"])
+def test_the_compiled_gdn_kernel_computes_what_the_oracle_does(rows: int, regime: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((1, 0, 17), regime, heads=(1, 2))
+    judged(run_fused(rows, inputs), workload, inputs, regime)
+
+
+@pytest.mark.parametrize("regime", ["similar_keys", "beta_near_1", "mixed_heads", "scattered"])
+def test_several_gdn_chunks_and_a_cut_last_one_are_right(regime: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    lengths = (63, 65) if regime == "mixed_heads" else (15, 130)
+    workload, inputs = inputs_of(lengths, regime, initial_state=regime != "similar_keys")
+    judged(run_fused(128, inputs), workload, inputs, regime)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_order_of_warps_does_not_change_a_bit_of_gdn(rows: int) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((200,), "slow")
+    first = run_fused(rows, inputs)
+    for seed in (1, 2):
+        again = run_fused(rows, inputs, order=seed)
+        assert torch.equal(first["o"], again["o"])
+        assert torch.equal(first["final_state"], again["final_state"])
+
+
+def test_what_lies_behind_a_sequence_in_memory_is_not_read() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((40, 30), "production")
+    want = run_fused(128, inputs)
+    for name in ("q", "k", "v", "g", "beta"):
+        inputs[name] = inputs[name].clone()
+        inputs[name][40:] = torch.nan
+    got = run_fused(128, inputs)
+    assert torch.equal(got["o"][:40], want["o"][:40])
+    assert torch.equal(got["final_state"][0], want["final_state"][0])
+
+
+def test_wrong_gdn_offsets_are_clamped_and_rows_outside_cleared() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((40,), "production", initial_state=False)
+    got = run_fused(128, inputs, offsets=[3, 20, 7, 99])
+    want = run_fused(128, inputs, offsets=[3, 20, 20, 40])
+    assert torch.equal(got["o"], want["o"])
+    assert torch.equal(got["final_state"], want["final_state"])
+    assert not got["o"][:3].any()
+    assert got["o"].isfinite().all()
+
+
+@pytest.mark.parametrize("whose", ["a scanning warp's", "a building warp's"])
+def test_missing_arrivals_of_gdn_are_reported(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass")
+    import gdn_fused_compile
+    from ptx_interpreter import Deadlock, Program
+
+    _, inputs = inputs_of((200,), "slow", initial_state=False)
+    function, cubin, ptx, _ = gdn_fused_compile.compiled_fused(128, False)
+    arrive = "mbarrier.arrive.shared::cta"
+    passing_on, scanning, building = (found.start() for found in re.finditer(arrive, ptx))
+    at = scanning if "scan" in whose else building
+    assert passing_on < at
+    broken = ptx[:at] + "//" + ptx[at:]
+    assert len(Program(broken).instructions) < len(Program(ptx).instructions)
+    monkeypatch.setattr(
+        gdn_fused_compile, "compiled_fused", lambda *_: (function, cubin, broken, "")
+    )
+    with pytest.raises(Deadlock):
+        gdn_fused_compile.run_fused(128, inputs)
+
+
+# ------------------------------------------------------------------------ pieces
+
+
+PIECES = {
+    "early starts": ((300,), "constant_2", 3),
+    "exact segments": ((300,), "slow", 4),
+    "both, and resets": ((290,), "single_inf", 5),
+    "an odd number of pieces": ((230,), "no_gate", 3),
+}
+
+
+@pytest.mark.parametrize("what", PIECES)
+def test_gdn_pieces_are_right_whether_they_start_early_or_are_exact(what: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    lengths, regime, pieces = PIECES[what]
+    workload, inputs = inputs_of(lengths, regime)
+    judged(run_fused(128, inputs, pieces), workload, inputs, regime)
+
+
+def test_gdn_pairs_across_heads_and_sequences_are_right() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((150, 0, 77), "mixed_heads", heads=(1, 2))
+    judged(run_fused(128, inputs, 3), workload, inputs, "mixed_heads")
+
+
+def test_the_order_of_warps_does_not_change_a_bit_of_gdn_pieces() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((170,), "slow", initial_state=False)
+    first = run_fused(128, inputs, 5)
+    again = run_fused(128, inputs, 5, order=1)
+    for name, x in first.items():
+        assert torch.equal(x, again[name])
+
+
+def test_a_gdn_carry_of_more_segments_than_fit_is_right() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((32 * (2 * MAPS + 4),), "slow")
+    judged(run_fused(128, inputs, 2 * MAPS + 4), workload, inputs, "slow")
+
+
+@pytest.mark.parametrize("what", ["tame", "a long key", "a negative strength", "a slow gate"])
+def test_the_compiled_gdn_guard_sees_what_breaks_its_bound(what: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((400,), "slow")
+    inputs["g"][:] = -14.5 / 64
+    row = 150  # among the 64 before token 192, where the third of four pieces begins
+    if what == "a long key":
+        inputs["k"][row] = inputs["k"][row] * 2
+        inputs["beta"][row] = 0.9
+    elif what == "a negative strength":
+        inputs["beta"][row] = -0.1
+    elif what == "a slow gate":
+        inputs["g"][:row] = -0.01
+        inputs["g"][row] = -0.01
+    begins = [400 // 16 * p // 4 for p in range(4)]
+    ask = [emulate_fused.warm_up(inputs, 0, 0, b) for b in begins]
+    flags: list[int] = []
+    run_fused(128, inputs, 4, flags=flags)
+    # 1: an exact segment begins with the pair's first piece; 2: its second belongs to the first.
+    assert flags == [int(ask[0] < 0), 2 * (ask[1] < 0), int(ask[2] < 0), 2 * (ask[3] < 0)]
+    assert (ask[2] < 0) == (what in ("a long key", "a negative strength"))
+
+
+def test_an_early_start_is_as_long_as_the_gates_ask_for() -> None:
+    _, inputs = inputs_of((1200,), "slow")
+    ask = partial(emulate_fused.warm_up, inputs, 0, 0, 70)  # 1120 tokens
+    assert ask() == -1
+    inputs["g"][:] = -14.5 / 64
+    assert ask() == 4
+    inputs["g"][:] = -14.5 / 256
+    assert ask() == 16
+    inputs["g"][1000] = -20.0
+    assert ask() == 8
+    inputs["g"][:] = -13.0 / 512
+    assert ask() == -1
+    assert emulate_fused.warm_up(inputs, 0, 0, 20) == 20  # from the sequence's start
+
+
+def test_gdn_keys_that_are_not_normalised_never_start_early() -> None:
+    _, inputs = inputs_of((1200,), "slow")
+    inputs["g"][:] = -1.0
+    assert emulate_fused.warm_up(inputs, 0, 0, 70) == 4
+    inputs["k"] = inputs["k"] * 2
+    inputs["beta"][:] = 0.9
+    assert emulate_fused.warm_up(inputs, 0, 0, 70) == -1
+
+
+# ------------------------------------------------------------------------------- emulation
+
+
+@pytest.mark.parametrize("regime", list(OPERATION.regimes))
+def test_emulated_gdn_stays_within_the_tolerances(regime: str) -> None:
+    workload, inputs = inputs_of((600, 0, 17), regime, heads=(1, 2))
+    judged(FAMILY.emulate(FusedSchedule(128).schedule(), inputs), workload, inputs, regime)
+
+
+def test_the_gdn_emulation_rounds_like_the_kernel() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    for regime, heads in (("production", (1, 2)), ("similar_keys", (1, 1))):
+        _, inputs = inputs_of((100,), regime, heads)
+        got = run_fused(128, inputs)
+        want = FAMILY.emulate(FusedSchedule(64).schedule(), inputs)
+        for name, x in want.items():
+            error = (got[name].float() - x.float()).norm()
+            assert error <= 1e-3 * x.float().norm(), (regime, name)
+
+
+@pytest.mark.parametrize("regime", ["slow", "constant_2"])
+def test_the_gdn_emulation_cuts_like_the_kernels(
+    regime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((270,), regime)
+    got = run_fused(128, inputs, 5)
+    monkeypatch.setattr(emulate_fused, "pieces_of", lambda *_: 5)
+    want = FAMILY.emulate(FusedSchedule(128).schedule(), inputs)
+    for name, x in want.items():
+        assert (got[name].float() - x.float()).norm() <= 1e-3 * x.float().norm(), name

@@ -1,0 +1,151 @@
+"""The fused GDN form on an sm90 GPU: pieces, exact segments, and the same in every run.
+
+``test_gdn_gpu.py`` runs the fused schedules that are offered through all regimes as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import operations
+from candidates.gdn_prefill.kernel import launch
+from candidates.gdn_prefill.kernel.config import FusedConfig
+from candidates.gdn_prefill.kernel.entry import gdn_prefill
+from operations.gdn_prefill import GdnWorkload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+
+OPERATION = operations.get("gdn_prefill")
+REGIMES = (
+    "slow", "mixed_heads", "one_hot_state", "similar_keys", "sweep_A2", "constant_2", "scattered",
+)  # fmt: skip
+CONFIGS = (FusedConfig(64), FusedConfig(128), FusedConfig(128, 4))
+
+
+def shape(name: str, heads: int, value_heads: int, lengths: Any, **more: Any) -> GdnWorkload:
+    return GdnWorkload(name, heads=heads, value_heads=value_heads, lengths=tuple(lengths), **more)
+
+
+WORKLOADS = (
+    shape("ragged", 1, 3, (2047, 1, 3000)),
+    shape("empty", 1, 3, (0, 0, 37, 0, 1, 130, 0)),
+    shape("odd-pieces", 5, 5, (5000,)),
+    shape("across-sequences", 1, 7, (3000, 77, 1500)),
+    shape("many-segments", 1, 1, (16384,)),
+    shape("no-state", 1, 2, (100, 0, 900), initial_state=False),
+    shape("full", 12, 24, (2000,)),
+)
+
+
+def inputs_of(workload: GdnWorkload, regime: str, seed: int = 1) -> Any:
+    return OPERATION.generate(workload, OPERATION.regimes[regime], seed=seed, device="cuda")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_gdn_pieces_on_a_gpu_are_right_and_the_same_in_every_run(
+    config: FusedConfig, workload: GdnWorkload
+) -> None:
+    schedule = launch.LoadedSchedule(config)
+    for regime in REGIMES:
+        inputs = inputs_of(workload, regime)
+        call = schedule.bind(inputs, OPERATION.outputs(inputs))
+        first = {name: x.clone() for name, x in call().items()}
+        again = call()
+        assert all(torch.equal(x, again[name]) for name, x in first.items()), regime
+        want = OPERATION.fast_oracle(inputs)
+        errors = OPERATION.compare(first, want, workload, OPERATION.regimes[regime])
+        assert [e for e in errors if not e.within] == [], regime
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(
+    "offsets", [[0, 900], [1, 1000], [0, 600, 100, 1000], [-5, 1200], [1000, 0], [1100, 1200]]
+)
+def test_malformed_gdn_offsets_are_made_safe_in_the_fused_form(
+    config: FusedConfig, offsets: list[int]
+) -> None:
+    inputs = inputs_of(shape("one", 1, 2, (1000,), initial_state=False), "slow")
+    safe, highest = [], 0
+    for offset in offsets:
+        highest = max(highest, min(max(offset, 0), 1000))
+        safe.append(highest)
+    results = []
+    for cu in (offsets, safe):
+        x = {**inputs, "cu_seqlens": torch.tensor(cu, dtype=torch.int32, device="cuda")}
+        out = torch.full_like(inputs["v"], math.nan)
+        results.append(gdn_prefill(**x, schedule=config, out=out))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert results[0][0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gdn_states_of_either_type_and_long_offsets(dtype: torch.dtype) -> None:
+    inputs = inputs_of(shape("two", 2, 4, (1100, 300)), "slow")
+    inputs["initial_state"] = inputs["initial_state"].to(dtype)
+    want = OPERATION.fast_oracle({**inputs, "initial_state": inputs["initial_state"].float()})
+    inputs["cu_seqlens"] = inputs["cu_seqlens"].long()
+    for config in CONFIGS:
+        final = torch.empty_like(inputs["initial_state"])
+        o, got = gdn_prefill(**inputs, schedule=config, final_state=final)
+        for x, name in ((o, "o"), (got, "final_state")):
+            error = (x.double() - want[name]).norm() / want[name].norm()
+            assert error <= 1e-2, (name, float(error))
+        assert gdn_prefill(**inputs, schedule=config, final_state=False)[1] is None
+
+
+def test_a_gdn_state_is_updated_in_place_by_ctas_of_64_rows() -> None:
+    inputs = inputs_of(shape("three", 1, 2, (100, 0, 33)), "slow")
+    _, want = gdn_prefill(**inputs, schedule=FusedConfig(64))
+    state = inputs["initial_state"].clone()
+    call = {**inputs, "initial_state": state, "final_state": state}
+    gdn_prefill(**call, schedule=FusedConfig(64))
+    assert torch.equal(state, want)
+    with pytest.raises(ValueError, match="final_state shares memory"):
+        gdn_prefill(**call, schedule=FusedConfig(128))
+
+
+def test_two_streams_do_not_share_the_fused_scratch_of_gdn() -> None:
+    workload = shape("long", 1, 2, (3000,))
+    cases = [inputs_of(workload, regime) for regime in ("slow", "mixed_heads")]
+    wants = [gdn_prefill(**x, schedule=CONFIGS[1]) for x in cases]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in cases]
+    for _ in range(100):
+        results = []
+        for stream, x in zip(streams, cases, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(gdn_prefill(**x, schedule=CONFIGS[1]))
+        torch.cuda.synchronize()
+        for got, want in zip(results, wants, strict=True):
+            assert torch.equal(got[0], want[0])
+            assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_fused_gdn_form_replays_in_a_cuda_graph(config: FusedConfig) -> None:
+    workload = shape("graph", 1, 2, (1500, 33))
+    first, second = (inputs_of(workload, regime) for regime in ("slow", "production"))
+    wants = [gdn_prefill(**x, schedule=config) for x in (first, second)]
+    static = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, s = gdn_prefill(**static, schedule=config)
+    for x, want in zip((first, second, first), (wants[0], wants[1], wants[0]), strict=True):
+        for name, tensor in static.items():
+            if isinstance(tensor, torch.Tensor):
+                tensor.copy_(x[name])
+        o.fill_(math.nan)
+        s.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(o, want[0])
+        assert torch.equal(s, want[1])
