@@ -21,6 +21,7 @@ import candidates
 import leaderboard
 import operations
 from candidates.kda_prefill import space
+from factory.cli import _run as run_command
 from factory.cli import cli
 from factory.config import CampaignConfig, load_campaign, preset_names
 from factory.stages.model import model
@@ -264,6 +265,34 @@ def test_leaderboard_has_every_option_of_its_command() -> None:
 def test_leaderboard_has_every_public_name() -> None:
     words = set(re.findall(r"\w+", section(page("leaderboard.md"), "Python")))
     assert set(leaderboard.__all__) <= words
+
+
+def test_the_questions_of_leaderboard_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (
+        text
+        for language, text in _FENCE.findall(page("leaderboard.md"))
+        if language == "console" and "--where" in text
+    )
+    for line in block.splitlines():
+        assert run_command(shlex.split(line)[2:]) == 0, line
+        assert len(capsys.readouterr().out.splitlines()) > 2, line
+
+
+def test_the_example_of_leaderboard_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (example,) = (text for _, text in _FENCE.findall(section(page("leaderboard.md"), "Python")))
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 NVIDIA H200 form=" in done.stdout
 
 
 # --------------------------------------------------------------------------------- kernel
