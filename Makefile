@@ -42,7 +42,8 @@ ship: $(STAMP)  ## CAMPAIGN=...: put it among the shipped results, and on the pa
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,postgresql]'
+	PYTHONWARNINGS='ignore:Editable installation' \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,postgresql]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps flashinfer-bench
 	touch $@
 

@@ -21,12 +21,16 @@ import candidates
 import leaderboard
 import operations
 from candidates.kda_prefill import space
+from factory.cli import _run as run_command
 from factory.cli import cli
 from factory.config import CampaignConfig, load_campaign, preset_names
 from factory.stages.model import model
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 NAMES = [page.name for page in PAGES]
 OPERATION = operations.get("kda_prefill")
 FAMILY = candidates.get("kda_prefill")
@@ -93,7 +97,7 @@ def test_relative_links_lead_to_a_file_and_a_heading(name: str) -> None:
 
 def test_every_page_is_reached_from_the_readme() -> None:
     linked = set(re.findall(r"\]\(docs/([^)#\s]+)", page("README.md")))
-    assert {p.name for p in PAGES[1:]} <= linked
+    assert {p.name for p in PAGES if p.parent.name == "docs"} <= linked
 
 
 # ------------------------------------------------------------------------------- commands
@@ -235,16 +239,16 @@ def test_campaigns_names_every_baseline() -> None:
 # ---------------------------------------------------------------------------- leaderboard
 
 
-def test_leaderboard_has_every_table_and_column() -> None:
+def test_database_has_every_table_and_column() -> None:
     from leaderboard.models import Base
 
     shown = {
-        code(r[0])[0]: code(r[2]) for r in rows(page("leaderboard.md"), "table", "holds", "columns")
+        code(r[0])[0]: code(r[2]) for r in rows(page("database.md"), "table", "holds", "columns")
     }
     assert shown == {
         name: [c.name for c in table.columns] for name, table in Base.metadata.tables.items()
     }
-    for row in rows(page("leaderboard.md"), "column", "meaning"):
+    for row in rows(page("database.md"), "column", "meaning"):
         table, _, column = code(row[0])[0].partition(".")
         assert {column, *code(row[0])[1:]} <= set(shown[table])
 
@@ -261,6 +265,34 @@ def test_leaderboard_has_every_option_of_its_command() -> None:
 def test_leaderboard_has_every_public_name() -> None:
     words = set(re.findall(r"\w+", section(page("leaderboard.md"), "Python")))
     assert set(leaderboard.__all__) <= words
+
+
+def test_the_questions_of_leaderboard_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (
+        text
+        for language, text in _FENCE.findall(page("leaderboard.md"))
+        if language == "console" and "--where" in text
+    )
+    for line in block.splitlines():
+        assert run_command(shlex.split(line)[2:]) == 0, line
+        assert len(capsys.readouterr().out.splitlines()) > 2, line
+
+
+def test_the_example_of_leaderboard_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (example,) = (text for _, text in _FENCE.findall(section(page("leaderboard.md"), "Python")))
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 NVIDIA H200 form=" in done.stdout
 
 
 # --------------------------------------------------------------------------------- kernel
@@ -298,10 +330,11 @@ def test_resources_of_kernel_equal_the_compiler() -> None:
 # ---------------------------------------------------------------------------- shown output
 
 
-@pytest.mark.parametrize("name", ["README.md", "leaderboard.md"])
+@pytest.mark.parametrize("name", ["README.md", "tutorial.md"])
 def test_modelled_times_shown_are_those_of_the_model(name: str) -> None:
     offered = {s.key: s for s in FAMILY.offered("kda_prefill")}
-    shown = re.findall(r"^ +\d+ +\d+ +([\d.]+) +.*?(form=split .*?rows=\d+) *$", page(name), re.M)
+    row = r"^ +\d+ +\d+ +([\d.]+) +(form=(?:split .*?rows|fused .*?waves)=\d+) *$"
+    shown = re.findall(row, page(name), re.M)
     assert shown
     for us, key in shown:
         score = model(OPERATION, FAMILY, offered[key]).score_us

@@ -57,6 +57,17 @@ def test_the_api_reference_is_made_of_the_docstrings(site: Path, package: str, n
     assert not re.search(r":(mod|class|func|meth):", page)
 
 
+def test_no_mark_of_markdown_is_left_on_a_page(site: Path) -> None:
+    for path in site.rglob("index.html"):
+        shown = re.sub(r"<pre>.*?</pre>", "", path.read_text("utf-8"), flags=re.S)
+        assert not re.search(r"\\\||:(?:func|class|meth|attr):|\]\(", shown), path
+
+
+def test_a_page_has_one_title(site: Path) -> None:
+    for path in site.rglob("index.html"):
+        assert path.read_text("utf-8").count("<h1") == 1, path
+
+
 def test_the_example_of_a_report_is_served_and_the_tools_are_not(site: Path) -> None:
     assert (site / "example" / "report.html").read_text("utf-8").startswith("<!doctype html>")
     assert (site / "examples" / "kda_one_anchor.py").is_file()

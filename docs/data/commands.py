@@ -62,14 +62,19 @@ def _escaped(text: str) -> str:
 def _option(option: click.Option) -> str:
     value = ""
     if not option.is_flag:
-        choices = getattr(option.type, "choices", None)
-        shown = "\\|".join(map(str, choices)) if choices else None
-        value = f" {shown or option.metavar or option.type.name.upper()}"
+        usual = "NAME" if _choices(option) else option.type.name.upper()
+        value = f" {option.metavar or usual}"
     return ", ".join(f"`{o}{value}`" for o in option.opts)
+
+
+def _choices(option: click.Option) -> list[str]:
+    return [f"`{choice}`" for choice in getattr(option.type, "choices", ())]
 
 
 def _help(option: click.Option) -> str:
     text = _escaped(" ".join((option.help or "").split()))
+    if choices := _choices(option):
+        text += f" One of {', '.join(choices)}."
     default = option.default
     if option.show_default and isinstance(default, str | int | float) and default not in ("", 0):
         text += f" Default: `{default}`."

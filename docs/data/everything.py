@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import leaderboard
 import operations
-from docs.data import commands, kernel, operation, results, shapes
+from docs.data import commands, kernel, operation, printed, results, scale, shapes
 from docs.data.pages import ROOT, marks, spliced
 from docs.data.picture import picture
 from docs.data.shown import Shown, choose
@@ -18,21 +18,33 @@ from factory.report.page import render as report_page
 from leaderboard import Store
 
 __all__ = [
-    "DEFINED", "EXAMPLE", "MEASURED", "PAGES", "blocks_of", "example_output", "pages", "render",
-    "reports", "shown_in",
+    "DEFINED", "EXAMPLE", "MEASURED", "PAGES", "PICTURE", "SEARCHES", "blocks_of",
+    "example_output", "pages", "render", "reports", "shown_in",
 ]  # fmt: skip
 
 MEASURED = {
     "README.md": "kda_prefill",
+    "docs/index.md": "kda_prefill",
     "docs/results.md": "kda_prefill",
     "docs/kernel.md": "kda_prefill",
+    "docs/scale.md": "kda_prefill",
 }
 """Page to the operation whose newest shipped campaign it shows."""
 
 DEFINED = {"docs/operations.md": "kda_prefill", "docs/gdn_prefill.md": "gdn_prefill"}
 """Page to the operation whose tables it has."""
 
-PAGES = (*MEASURED, *DEFINED, "docs/json.md", "docs/commands.md")
+PAGES = (
+    *MEASURED,
+    *DEFINED,
+    "docs/json.md",
+    "docs/commands.md",
+    "docs/campaigns.md",
+    "docs/search.md",
+    "docs/leaderboard.md",
+    "docs/database.md",
+)
+SEARCHES = f"docs/example/{printed.SEARCHES}"
 EXAMPLE = "docs/example/report.html"
 PICTURE = "docs/example/report.svg"
 
@@ -50,9 +62,15 @@ def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
         return shapes.blocks()
     if name == "docs/commands.md":
         return commands.blocks()
+    if name not in MEASURED:
+        return printed.blocks(name)
     campaign = shown[MEASURED[name]]
+    if name == "docs/scale.md":
+        return scale.blocks(campaign)
     if name == "README.md":
         return results.readme_blocks(campaign)
+    if name == "docs/index.md":
+        return {"summary": results.readme_blocks(campaign)["summary"]}
     if name == "docs/kernel.md":
         return kernel.kernel_blocks(campaign)
     return results.results_blocks(campaign)
@@ -106,9 +124,13 @@ def pages(shown: Mapping[str, Shown], *, run: bool) -> dict[str, str]:
 
 
 def reports(shown: Shown) -> dict[str, str]:
-    """The example report and its picture, as of the campaign's last change."""
+    """The example report as of the campaign's last change, its picture, and that of a replay."""
     report = gather(shown.store, shown.campaign, now=shown.campaign.updated_at)
-    return {EXAMPLE: report_page(report), PICTURE: picture(report)}
+    return {
+        EXAMPLE: report_page(report),
+        PICTURE: picture(report, shown),
+        SEARCHES: printed.searches(),
+    }
 
 
 def render() -> dict[str, str]:

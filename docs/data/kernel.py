@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
 from docs.data.pages import table
 from docs.data.results import PRODUCTION, SLOW, us_text
@@ -16,7 +19,8 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
     warm, slow = (times.of(None, c, shown.tuned) for c in (PRODUCTION, SLOW))
     fused = shown.winner.schedule.get("form") == "fused"
     sms = int(str(shown.fingerprint["multiprocessors"]))
-    lines = []
+    lines: list[list[str]] = []
+    points: list[tuple[int, float]] = []
     for n, name in enumerate(shown.tuned):
         w = shown.operation.workloads[name]
         lengths, heads = w.lengths, w.heads  # type: ignore[attr-defined]
@@ -31,5 +35,38 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
         us, floor = warm[n], shown.floors[n]
         over = "-" if us is None else f"{us / floor:.1f}"
         lines.append([f"`{name}`", *cut, us_text(floor), us_text(us), over, us_text(slow[n])])
+        if fused and us is not None:
+            points.append((longest, us))
     head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
-    return {"fused": table(head, lines)}
+    return {
+        "fused": table(head, lines),
+        "fused line": _line(points),
+        "fused schedules": _schedules(shown),
+    }
+
+
+def _line(points: Sequence[tuple[int, float]]) -> str:
+    """Times as a line over the chunks of the longest piece, by least squares."""
+    if len(points) < 3:
+        return "The winner is not of the fused form."
+    slope, fixed = statistics.linear_regression(*zip(*points, strict=True))
+    most = max(abs(us - fixed - slope * n) for n, us in points)
+    return (
+        f"By least squares the production times are `{fixed:.1f} + {slope:.2f} n` us, n being the "
+        f"chunks of the longest piece; none is further off than {most:.1f} us."
+    )
+
+
+def _schedules(shown: Shown) -> str:
+    """The fused schedules, and where one is faster than the winner."""
+    best = shown.times(shown.winner).of(None, PRODUCTION, shown.tuned, mean=False)
+    lines = []
+    for row in shown.rows:
+        if row.schedule.get("form") != "fused":
+            continue
+        own = shown.times(row).of(None, PRODUCTION, shown.tuned, mean=False)
+        pairs = zip(shown.tuned, own, best, strict=True)
+        ahead = [f"`{n}`" for n, us, other in pairs if us is not None and other and us < other]
+        times = map(us_text, (row.score_us, row.slow_us))
+        lines.append([f"`{row.schedule_key}`", *times, ", ".join(ahead) or "-"])
+    return table("schedule | production | slow gates | faster than the winner on", lines)

@@ -6,7 +6,8 @@ import re
 from html import escape
 from importlib.resources import files
 
-from factory.report.charts import best_chart, error_chart, shape_chart, sweep_chart
+from docs.data.shown import CLOCKS, Shown
+from factory.report.charts import best_chart, shape_chart
 from factory.report.data import Report
 from factory.report.svg import number
 
@@ -14,10 +15,12 @@ __all__ = ["picture"]
 
 _WIDTH, _GAP, _COLUMN = 1000.0, 16.0, 468.0
 _PAD = 12.0
+_SHAPES = 3
+"""So many fit beside the other drawing."""
 
 
-def picture(report: Report) -> str:
-    """The report's facts and four of its drawings; light or dark as the reader's page is.
+def picture(report: Report, shown: Shown) -> str:
+    """The report's facts and two of its drawings; light or dark as the reader's page is.
 
     Raises
     ------
@@ -32,14 +35,11 @@ def picture(report: Report) -> str:
         (
             "Best so far, over trials",
             best_chart(run, lambda s: float(s.finished), "trials finished", done),
-        ),
-        ("Error against time", error_chart(run, gate=report.has_gate)),
+        )
     ]
-    if report.sweep:
-        drawn = sweep_chart(report.sweep_regimes, report.sweep, report.sweep_gate)
-        left.append(("Error against the lower bound of the gates", drawn))
-    right = [(f"Each shape: trial {run.leader.id}, {run.leader_is}", shape_chart(run.shapes))]
-    parts, top = _head(report)
+    title = f"The first {_SHAPES} of {len(run.shapes)} shapes"
+    right = [(f"{title}, us; ours is trial {run.leader.id}", shape_chart(run.shapes[:_SHAPES]))]
+    parts, top = _head(report, shown)
     bottom = top
     for column, figures in enumerate((left, right)):
         x, y = 8.0 + column * (_COLUMN + _GAP + 16), top
@@ -71,14 +71,15 @@ def _style() -> str:
     )
 
 
-def _head(report: Report) -> tuple[list[str], float]:
-    c, f, run = report.campaign, report.funnel, report.runs[0]
-    row = run.leader
-    facts = [(f"{run.leader_is}, {row.clock.value}", f"{number(row.score_us)} us")]
-    if row.ratio is not None:
-        facts.append((f"speed against {row.control}", f"{1 / row.ratio:.2f}\u00d7"))
-    if row.slow_us is not None:
-        facts.append(("the same trial on slow gates", f"{number(row.slow_us)} us"))
+def _head(report: Report, shown: Shown) -> tuple[list[str], float]:
+    c, f, row = report.campaign, report.funnel, report.runs[0].leader
+    times = shown.times(shown.winner)
+    facts = []
+    for column, where in ((CLOCKS[0], "production"), (CLOCKS[4], "slow gates")):
+        for who in (None, *shown.controls[:1]):
+            us = times.of(who, column, shown.tuned)[-1]
+            if us is not None:
+                facts.append((f"{who or 'ours'}, {where}", f"{number(us)} us"))
     facts.append(
         (
             "trials passed",

@@ -24,10 +24,10 @@ def us_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _least(values: Sequence[float | None]) -> list[str]:
-    """Times of one line, the shortest of them in bold."""
-    least = min((v for v in values if v is not None), default=None)
-    return [f"**{us_text(v)}**" if v is not None and v == least else us_text(v) for v in values]
+def _least(values: Sequence[float | None], equal: float) -> list[str]:
+    """Times of one line, in bold the shortest and what is about equal to it."""
+    most = min((v for v in values if v is not None), default=0.0) * (1 + equal)
+    return [f"**{us_text(v)}**" if v is not None and v <= most else us_text(v) for v in values]
 
 
 def _list(words: Iterable[str]) -> str:
@@ -50,21 +50,21 @@ def readme_blocks(shown: Shown) -> dict[str, str]:
 def _summary(shown: Shown) -> str:
     """What came out, in sentences that are true of any campaign."""
     w, c, f = shown.winner, shown.campaign, shown.fingerprint
-    many = len(shown.tuned)
+    final = shown.times(w).of(None, _FINALS, shown.tuned)[-1]
     lines = [
-        f"Geomean over {many} shapes of `gpu` time on one {w.gpu}, at the gates that models ship: "
-        f"**{us_text(w.score_us)} us** for ours, `{w.schedule_key}`. Against what else was timed "
-        "in that job:",
+        f"On one {w.gpu} ours takes **{us_text(w.score_us)} us** at production gates"
+        + ("" if w.slow_us is None else f" and **{us_text(w.slow_us)} us** on slow ones")
+        + f" (`{w.schedule_key}`, geomean of `gpu` time over {len(shown.tuned)} shapes"
+        + ("" if final is None else f"; {us_text(final)} us when the finalists were timed again")
+        + "). Beside it, in the same job:",
         "",
         *(f"* {_against(shown, control)}" for control in shown.controls),
     ]
-    if shown.steady is not None and w.slow_us is not None:
+    if shown.steady is not None:
         s = shown.steady
-        assert s.slow_us is not None
         lines += [
             f"* our own `{s.schedule_key}`, the fastest whose time does not depend on the gates: "
-            f"{us_text(s.score_us)} us, and {us_text(s.slow_us)} us on slow gates, where the "
-            f"winner takes {us_text(w.slow_us)}",
+            f"{us_text(s.score_us)} us at production gates, {us_text(s.slow_us)} us on slow ones",
         ]
     timed = sum(t.score_us is not None for t in shown.store.list_trials(c.id))
     asked = _list(f"`{x}`" for x in _left_out(shown))
@@ -72,7 +72,8 @@ def _summary(shown: Shown) -> str:
         "",
         f"{c.created_at:%Y-%m-%d}, driver {_text(f.get('driver'))}, CUDA {_text(f.get('cuda'))}, "
         f"torch {_text(f.get('torch'))}, {_compiler(shown)}; `factory launch {c.name}`, "
-        f"{c.budget} schedules, {timed} timed, controls drifted {shown.job.drift:.2%}."
+        f"{c.budget} schedules, {timed} timed. Controls drifted by {shown.job.drift:.2%}, and a "
+        f"job may drift by {shown.equal:.0%}: times closer than that are called about equal."
         + (f" Not in this job: {asked}." if asked else ""),
     ]
     return "\n".join(lines)
@@ -81,26 +82,34 @@ def _summary(shown: Shown) -> str:
 def _against(shown: Shown, control: str) -> str:
     times = shown.times(shown.winner)
     words = []
-    for column, where in ((PRODUCTION, ""), (SLOW, " on slow gates")):
+    for column, where in ((PRODUCTION, "at production gates"), (SLOW, "on slow ones")):
         mine = times.of(None, column, shown.tuned)
         theirs = times.of(control, column, shown.tuned)
         if mine[-1] is None or theirs[-1] is None:
             if column is SLOW:
-                words.append("no time on slow gates")
+                words.append(f"no time {where}")
             continue
-        ratio = mine[-1] / theirs[-1]
-        lost = [
-            f"`{name}`"
-            for name, a, b in zip(shown.tuned, mine, theirs, strict=False)
-            if a is not None and b is not None and a > b
-        ]
-        much = f"{1 / ratio:.2f} times as fast" if ratio < 1 else f"{ratio:.2f} times as slow"
-        said = f"{us_text(theirs[-1])} us{where}, ours {much}"
-        if lost and column is PRODUCTION:
-            few = len(lost) <= _NAMED
-            said += f", slower on {_list(lost) if few else f'{len(lost)} of {len(shown.tuned)}'}"
+        how = _much(mine[-1] / theirs[-1], shown.equal)
+        said = f"{us_text(theirs[-1])} us {where}, ours {how}"
+        if column is PRODUCTION:
+            pairs = zip(mine[:-1], theirs[:-1], strict=True)
+            stands = Counter(
+                _much(a / b, shown.equal).rpartition(" ")[2]
+                for a, b in pairs
+                if a is not None and b is not None
+            )
+            if len(stands) > 1:
+                names = {"fast": "faster on", "slow": "slower on", "equal": "about equal on"}
+                said += f" ({', '.join(f'{names[k]} {stands[k]}' for k in names if stands[k])})"
         words.append(said)
     return f"`{control}`: " + "; ".join(words)
+
+
+def _much(ratio: float, equal: float) -> str:
+    """How a time stands to another, by the first over the second; the last word is the verdict."""
+    if abs(ratio - 1) <= equal:
+        return "about equal"
+    return f"{1 / ratio:.1f} times as fast" if ratio < 1 else f"{ratio:.1f} times as slow"
 
 
 def _compiler(shown: Shown) -> str:
@@ -117,7 +126,7 @@ def _left_out(shown: Shown) -> list[str]:
 
 
 def _table(shown: Shown, column: Column, *, more: Column | None = None) -> str:
-    """Each shape: the floor, the controls, ours; the fastest in bold."""
+    """Each shape: the floor, the controls, ours; in bold the fastest and its equals."""
     who: list[tuple[LeaderboardRow, str | None]]
     who = [(shown.winner, c) for c in shown.controls] + [(r, None) for r in shown.ours]
     heads = [*shown.controls, *map(shown.name, shown.ours)]
@@ -128,7 +137,7 @@ def _table(shown: Shown, column: Column, *, more: Column | None = None) -> str:
         )
 
     lines = [
-        [f"`{name}`", us_text(floor), *_least(values)]
+        [f"`{name}`", us_text(floor), *_least(values, shown.equal)]
         for name, floor, values in zip(
             [*shown.tuned, "geomean"], shown.floors, lines_of(column), strict=True
         )
@@ -136,7 +145,11 @@ def _table(shown: Shown, column: Column, *, more: Column | None = None) -> str:
     lines[-1][0] = "geomean"
     if more is not None:
         lines.append(
-            ["geomean, slow gates", us_text(shown.floors[-1]), *_least(lines_of(more)[-1])]
+            [
+                "geomean, slow gates",
+                us_text(shown.floors[-1]),
+                *_least(lines_of(more)[-1], shown.equal),
+            ]
         )
     return table("shape | floor | " + " | ".join(heads), lines)
 
@@ -163,6 +176,7 @@ def results_blocks(shown: Shown) -> dict[str, str]:
             f"regime | {_error_heads(shown)}",
             _errors(leaderboard.worst_errors(shown.store, w.id), _outputs(shown)),
         ),
+        "all errors": _all_errors(shown),
         "control errors": table(
             f"control | regime | {_error_heads(shown)}",
             (
@@ -200,7 +214,7 @@ def _run(shown: Shown) -> str:
         f"{job.drift:.2%}; {len(throttled) or 'no'} times were refused for a low clock",
         "controls": _list(f"`{x}`" for x in shown.times(shown.winner).controls),
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in lines.items())])
+    return table("what | value", ([k, v] for k, v in lines.items()))
 
 
 def _ranked(shown: Shown) -> str:
@@ -213,7 +227,7 @@ def _ranked(shown: Shown) -> str:
                 f"{r.score_us:.1f}",
                 "-" if r.slow_us is None else f"{r.slow_us:.1f}",
                 "-" if r.ratio is None else f"{r.ratio:.3f}",
-                "all" if len(r.losses) == len(shown.tuned) else ", ".join(r.losses),
+                f"{len(r.losses)} of {len(shown.tuned)}",
                 f"`{r.schedule_key}`",
             ]
             for r in shown.rows
@@ -340,6 +354,19 @@ def _errors(
             )
     for regime, of in worst.items():
         yield [f"`{regime}`", *(f"{x:.1e}" for name in outputs for x in of[name])]
+
+
+def _all_errors(shown: Shown) -> str:
+    """How near any ranked schedule came to a bound, and where."""
+    largest = {"max": (0.0, ""), "rms": (0.0, "")}
+    for row in shown.rows:
+        for e in leaderboard.worst_errors(shown.store, row.id):
+            if e.out_of_contract:
+                continue
+            for what, value in (("max", e.max_rel), ("rms", e.rms_rel)):
+                largest[what] = max(largest[what], (value or 0.0, e.regime))
+    said = _list(f"{what} {v:.1e} on `{regime}`" for what, (v, regime) in largest.items())
+    return f"Largest of all {len(shown.rows)} schedules with a time: {said}."
 
 
 def _missing(shown: Shown) -> str:

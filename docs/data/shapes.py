@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from docs.data.meanings import MEANINGS
 from docs.data.pages import table
 from leaderboard import (
     ClaimView,
@@ -26,6 +28,10 @@ from leaderboard import (
 from leaderboard.views import BestPoint, ShapeRatio, StageCount, WorstError
 
 __all__ = ["SHAPES", "Shape", "blocks"]
+
+
+_ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc|obj):`~?([^`]+)`")
+"""Sphinx's roles in docstrings."""
 
 
 class _Shape(BaseModel):
@@ -200,10 +206,27 @@ def _keys(shape: Shape) -> str:
     return table(
         "key | type | meaning",
         (
-            [f"`{name}`", f"`{_type(field.annotation)}`".replace("|", "\\|"), docs.get(name, "")]
+            [
+                f"`{name}`",
+                f"`{_type(field.annotation)}`",
+                docs.get(name) or _meaning(name, field.annotation),
+            ]
             for name, field in shape.model_fields.items()
         ),
     )
+
+
+def _meaning(name: str, annotation: Any) -> str:
+    """What a key means that its class has no words for.
+
+    Raises
+    ------
+    KeyError
+        If nobody has.
+    """
+    if name == "id":
+        return "Number of the trial in this database." if annotation is int else "Its name."
+    return MEANINGS[name]
 
 
 def _type(annotation: Any) -> str:
@@ -217,6 +240,7 @@ def _type(annotation: Any) -> str:
     words = {
         "Clock": "text",
         "TrialStatus": "text",
+        "StageStatus": "text",
         "Verdict": "text",
         "str": "text",
         "datetime": "moment",
@@ -233,7 +257,8 @@ def _type(annotation: Any) -> str:
             word += c
             continue
         found, word = found + words.get(word, word) + c, ""
-    return found.strip().replace("tuple[", "list[").replace(", ...]", "]")
+    found = found.strip().replace("tuple[", "list[").replace(", ...]", "]")
+    return found.replace(" | ", " or ")  # a table takes "|" for its own
 
 
 def _docs(shape: Shape) -> dict[str, str]:
@@ -252,6 +277,7 @@ def _docs(shape: Shape) -> dict[str, str]:
                 and isinstance(after.value, ast.Constant)
                 and isinstance(after.value.value, str)
             ):
-                text = " ".join(after.value.value.split()).replace("``", "`").replace("|", "\\|")
-                found[here.target.id] = text
+                text = _ROLE.sub(r"`\1`", " ".join(after.value.value.split()))
+                text = text.replace("``", "`").replace("|", "\\|")
+                found[here.target.id] = re.sub(r"\bNone\b", "null", text)
     return found

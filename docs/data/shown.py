@@ -96,6 +96,11 @@ class Shown:
     """The fastest whose time does not depend on the gates; None if that is the winner."""
 
     @property
+    def equal(self) -> float:
+        """Relative difference to a control that says nothing: a job may drift by so much."""
+        return float(self.campaign.config["device"]["drift"])
+
+    @property
     def tuned(self) -> list[str]:
         return list(self.campaign.workloads)
 
