@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -79,25 +79,23 @@ def test_the_leaderboard_records_load_no_database() -> None:
     assert loaded_by("import leaderboard.records", *HEAVY) == set()
 
 
-def test_help_answers_quickly() -> None:
-    # best of several: a loaded CI machine must not decide what the code costs
-    best = min(_help_seconds() for _ in range(5))
-    assert best < 0.3, f"factory --help took {best:.2f} s"
+HELP = "import sys; sys.argv = ['factory', '--help']; from factory.cli import main; main()"
 
 
-def _help_seconds() -> float:
-    start = time.perf_counter()
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.argv = ['factory', '--help']; from factory.cli import main; main()",
-        ],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-    )
-    return time.perf_counter() - start
+def test_help_costs_little_more_than_python_itself() -> None:
+    # 2.4 starts of the interpreter when this was written, 0.06 s.  CPU time, in turns, the best of
+    # several: neither the machine's speed nor its load decides.
+    taken = [(_cpu_seconds(HELP), _cpu_seconds("pass")) for _ in range(7)]
+    help_s, bare_s = (min(seconds) for seconds in zip(*taken, strict=True))
+    assert help_s < 5 * bare_s, f"factory --help took {help_s:.3f} s, python itself {bare_s:.3f} s"
+
+
+def _cpu_seconds(code: str) -> float:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, cwd=ROOT)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
 
 
 BLOCK = """

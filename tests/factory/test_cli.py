@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -469,17 +468,10 @@ print(code, sorted(set("{heavy}".split()) & set(sys.modules)))
 """
 
 
-def test_help_imports_nothing_heavy_and_is_quick():
+def test_help_imports_nothing_heavy():  # what it costs is in test_architecture
     probe = _PROBE.format(heavy=_HEAVY)
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
-        )
-        seconds.append(time.perf_counter() - start)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
-    assert min(seconds) < 0.3
 
 
 _WITHOUT = """

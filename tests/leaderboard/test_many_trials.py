@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import board
@@ -67,22 +68,50 @@ def test_the_first_rows_are_read_and_not_all(store: Store) -> None:
     assert len(read) <= 1 + 1 + 1 + 3 + 1
 
 
-@pytest.mark.parametrize(
-    "campaigns", [20, pytest.param(100, marks=pytest.mark.soak)], ids=lambda n: f"{n}000_trials"
-)
-def test_a_leaderboard_of_many_trials_answers_in_100_ms(url: str, campaigns: int) -> None:
+QUESTIONS: tuple[dict[str, Any], ...] = ({}, {"campaign_id": "c005"}, {"operation": "kda_prefill"})
+
+
+def filled(url: str, campaigns: int, trials: int) -> str:
     with open_store(url) as store:
         store.put_fingerprint(board.FINGERPRINT)
-        many_trials.fill(store, campaigns=campaigns, trials=1000, timed=20)
-    with open_store(url, read_only=True) as store:
-        for question in ({}, {"campaign_id": "c010"}, {"operation": "kda_prefill"}):
-            took: list[float] = []
-            while len(took) < 5 or (len(took) < 40 and min(took) >= 0.1):  # of a busy machine
-                began = time.perf_counter()
-                rows = ranked(store, **question, limit=20)  # type: ignore[arg-type]
-                took.append(time.perf_counter() - began)
-            assert len(rows) == 20
-            assert rows[0].score_us < 45
+        many_trials.fill(store, campaigns=campaigns, trials=trials, timed=20)
+    return url
+
+
+def asked(store: Store, question: dict[str, Any]) -> float:
+    """Seconds until the first rows of a ranking were there."""
+    began = time.perf_counter()
+    rows = ranked(store, **question, limit=20)
+    took = time.perf_counter() - began
+    assert len(rows) == 20
+    return took
+
+
+def test_a_hundred_times_as_many_trials_take_hardly_longer_to_rank(
+    new_database: Callable[[], str],
+) -> None:
+    few, many = filled(new_database(), 6, 30), filled(new_database(), 6, 3000)
+    with open_store(few, read_only=True) as small, open_store(many, read_only=True) as large:
+        for question in QUESTIONS:
+            best = [float("inf")] * 2
+            for _ in range(60):  # in turns, so that what else the machine does is done to both
+                best = [
+                    min(b, asked(s, question)) for b, s in zip(best, (small, large), strict=True)
+                ]
+                if best[1] < 2 * best[0]:
+                    break
+            _log.info("%s, %s: %.1f and %.1f ms", many[:6], question, *(1e3 * b for b in best))
+            assert best[1] < 2 * best[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("campaigns", [20, 100], ids=lambda n: f"{n}000_trials")
+def test_a_leaderboard_of_many_trials_answers_in_100_ms(url: str, campaigns: int) -> None:
+    # On one machine that does nothing else; CI asks for what is true of every machine, above.
+    with open_store(filled(url, campaigns, 1000), read_only=True) as store:
+        for question in QUESTIONS:
+            best = min(asked(store, question) for _ in range(20))
             server = url.partition(":")[0]
-            _log.info("%s, %d000 trials, %s: %.1f ms", server, campaigns, question, min(took) * 1e3)
-            assert min(took) < 0.1
+            _log.info("%s, %d000 trials, %s: %.1f ms", server, campaigns, question, best * 1e3)
+            assert ranked(store, **question, limit=1)[0].score_us < 45
+            assert best < 0.1
