@@ -24,7 +24,13 @@ from leaderboard.records import (
     TrialStatus,
 )
 
-__all__ = ["check_fingerprint", "check_job", "check_measurement", "check_trial"]
+__all__ = [
+    "check_fingerprint",
+    "check_job",
+    "check_measurement",
+    "check_trial",
+    "drift_bound",
+]
 
 _ROUNDED_US = 0.00051
 """Samples are stored to a nanosecond, their median and interval were taken before that."""
@@ -45,6 +51,21 @@ def check_fingerprint(record: FingerprintRecord) -> None:
         )
 
 
+def drift_bound(config: Mapping[str, Any] | None) -> float:
+    """How much controls may change within a valid job of a campaign, relative.
+
+    Raises
+    ------
+    ValueError
+        If its configuration says something that is no number.
+    """
+    device = (config or {}).get("device")
+    bound = device.get("drift", _DRIFT) if isinstance(device, Mapping) else _DRIFT
+    if not isinstance(bound, int | float) or isinstance(bound, bool):
+        raise ValueError(f"device.drift is {bound!r}, no number")
+    return float(bound)
+
+
 def check_job(
     record: JobRecord, fingerprint: Mapping[str, Any] | None, config: Mapping[str, Any] | None
 ) -> None:
@@ -60,10 +81,10 @@ def check_job(
     gpu = (fingerprint or {}).get("gpu")
     if gpu is not None and gpu != record.gpu:
         raise TransferError(f"job {record.id}: gpu is {record.gpu!r}, its fingerprint's {gpu!r}")
-    device = (config or {}).get("device")
-    bound = device.get("drift", _DRIFT) if isinstance(device, Mapping) else _DRIFT
-    if not isinstance(bound, int | float) or isinstance(bound, bool):
-        raise TransferError(f"job {record.id}: its campaign's device.drift is {bound!r}, no number")
+    try:
+        bound = drift_bound(config)
+    except ValueError as error:
+        raise TransferError(f"job {record.id}: its campaign's {error}") from None
     if record.status is JobStatus.VALID and record.drift is not None and record.drift > bound:
         raise TransferError(
             f"job {record.id}: status is valid with a drift of {record.drift:g}, beyond {bound:g}"

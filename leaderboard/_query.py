@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leaderboard._basis import Times, rebased, times_of
+from leaderboard._consistent import drift_bound
 from leaderboard._errors import UnknownError
 from leaderboard._known import check_names, gpu_named
 from leaderboard._ranking import (
@@ -28,6 +29,7 @@ from leaderboard._ranking import (
     trial_medians,
 )
 from leaderboard._top import top
+from leaderboard._verdicts import THRESHOLD, Verdict
 from leaderboard._where import nearest, parse_where
 from leaderboard.models import CampaignRow, JobRow, StageRow, TrialRow
 from leaderboard.records import Clock, JobStatus, TrialStatus
@@ -428,7 +430,8 @@ def _cut(rows: Iterable[ResultRow], limit: int | None) -> Iterator[ResultRow]:
 def query_shapes(store: Store, results: Iterable[ResultRow]) -> list[ShapeResult]:
     """The rows of a :func:`query` on each tuned workload, beside the control of their ratio.
 
-    Rows without a time are left out.  A shape is ``lost`` where the control is faster.
+    Rows without a time are left out.  Beside the control's time stands a verdict: faster, slower,
+    or not told apart.
     """
     rows = [row for row in results if row.score_us is not None and row.clock is not None]
     found: list[ShapeResult] = []
@@ -445,6 +448,7 @@ def query_shapes(store: Store, results: Iterable[ResultRow]) -> list[ShapeResult
             seen = times_of(session, [entries[r.id] for r in mine], regime=regime, clock=clock)
             times |= {r.id: seen[r.id].get(r.method or "", {}) for r in mine if r.id in seen}
         controls = _controls(session, by_basis, entries)
+        bounds = _bounds(session, rows)
         for row in rows:
             for workload in entries[row.id].workloads:
                 if row.clock is Clock.MODELLED:
@@ -453,7 +457,8 @@ def query_shapes(store: Store, results: Iterable[ResultRow]) -> list[ShapeResult
                 else:
                     at = times.get(row.id, {}).get(workload)
                 if at is not None:
-                    found.append(_shape(row, workload, at, controls(row, workload)))
+                    over = controls(row, workload)
+                    found.append(_shape(row, workload, at, over, bounds[row.campaign_id]))
     return found
 
 
@@ -490,7 +495,30 @@ def _modelled(session: Session, ids: Sequence[int]) -> dict[int, Mapping[str, fl
     return found
 
 
-def _shape(row: ResultRow, workload: str, at: Times, control_us: float | None) -> ShapeResult:
+def _bounds(session: Session, rows: Iterable[ResultRow]) -> dict[str, float]:
+    """Of each campaign the lead over a control that is too small to name."""
+    ids = sorted({row.campaign_id for row in rows})
+    found: dict[str, float] = {}
+    for start in range(0, len(ids), 500):
+        statement = sa.select(CampaignRow.id, CampaignRow.config).where(
+            CampaignRow.id.in_(ids[start : start + 500])
+        )
+        for campaign, config in session.execute(statement):
+            found[campaign] = max(THRESHOLD, drift_bound(config))
+    return found
+
+
+def _verdict(at: Times, control_us: float, bound: float) -> Verdict:
+    if at.high_us < control_us / (1 + bound):
+        return Verdict.FASTER
+    if at.low_us > control_us * (1 + bound):
+        return Verdict.SLOWER
+    return Verdict.NOT_TOLD_APART
+
+
+def _shape(
+    row: ResultRow, workload: str, at: Times, control_us: float | None, bound: float
+) -> ShapeResult:
     return ShapeResult(
         id=row.id,
         run=row.run,
@@ -509,4 +537,5 @@ def _shape(row: ResultRow, workload: str, at: Times, control_us: float | None) -
         control_us=control_us,
         ratio=None if control_us is None else at.us / control_us,
         lost=control_us is not None and at.us > control_us,
+        verdict=None if control_us is None else _verdict(at, control_us, bound),
     )

@@ -8,12 +8,13 @@ package.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from leaderboard import _rows
+from leaderboard._against import judged, over_control, shape_ratios
 from leaderboard._claims import claim_of, claims
 from leaderboard._errors import QueryError, UnknownError
 from leaderboard._finals import finals, winner
@@ -23,7 +24,6 @@ from leaderboard._ranking import (
     Entry,
     Filters,
     build_board,
-    complete_controls,
     control_cells,
     ended,
     entry_of,
@@ -43,7 +43,6 @@ from leaderboard.views import (
     LeaderboardRow,
     Ratio,
     RejectedRow,
-    ShapeRatio,
     ShapeRow,
     StageCount,
     UnrankedRow,
@@ -361,6 +360,10 @@ def shapes(store: Store, trial_id: int, *, clock: Clock | None = None) -> list[S
 def ratio(store: Store, trial_id: int, control: str) -> Ratio:
     """A trial's score over the geomean of a control timed in the same job.
 
+    Over all workloads and on each there is a verdict by the samples (see
+    :func:`leaderboard.contrast`); its threshold is what the campaign let its controls drift by
+    within a job (``device.drift``), for a lead smaller than that may be drift.
+
     Raises
     ------
     QueryError
@@ -368,30 +371,7 @@ def ratio(store: Store, trial_id: int, control: str) -> Ratio:
         not time the control on all workloads: another job's control is never used.
     """
     with store.reading() as session:
-        entry = _measured(session, trial_id)
-        key = entry.cell_key
-        cells = control_cells(session, [key[0]])
-        complete = complete_controls(cells, key, entry.workloads)
-        found = sorted((us, c) for c, us in complete.items() if c[0] == control)
-        if not found:
-            there = ", ".join(sorted({c[0] for c in complete})) or "none"
-            raise QueryError(
-                f"job {key[0]} of trial {trial_id} did not time control {control!r} on all its "
-                f"workloads (complete there: {there}); a control of another job is no measure"
-            )
-        us, chosen = found[0]
-        medians = trial_medians(session, [entry])[trial_id]
-        return Ratio(
-            id=trial_id,
-            job_id=key[0],
-            clock=entry.trial.clock,
-            control=chosen[0],
-            control_form=chosen[1],
-            score_us=entry.trial.score_us,
-            control_us=us,
-            ratio=entry.trial.score_us / us,
-            shapes=_shape_ratios(entry.workloads, medians, cells[key][chosen]),
-        )
+        return over_control(session, _measured(session, trial_id), control)
 
 
 def compare(store: Store, first_id: int, second_id: int) -> Comparison:
@@ -427,7 +407,7 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
             _valid(first)
         medians = {} if first.modelled else trial_medians(session, [first, second])
         samples = {} if first.modelled else trial_samples(session, [first, second])
-        judged = contrast(samples[first_id], samples[second_id]) if samples else None
+        whole = contrast(samples[first_id], samples[second_id]) if samples else None
         return Comparison(
             first_id=first_id,
             second_id=second_id,
@@ -436,12 +416,12 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
             first_us=first.trial.score_us,
             second_us=second.trial.score_us,
             ratio=first.trial.score_us / second.trial.score_us,
-            low=None if judged is None else judged.low,
-            high=None if judged is None else judged.high,
-            verdict=None if judged is None else judged.verdict,
+            low=None if whole is None else whole.low,
+            high=None if whole is None else whole.high,
+            verdict=None if whole is None else whole.verdict,
             shapes=tuple(
-                _judged(shape, samples[first_id], samples[second_id])
-                for shape in _shape_ratios(first.workloads, medians[first_id], medians[second_id])
+                judged(shape, samples[first_id], samples[second_id])
+                for shape in shape_ratios(first.workloads, medians[first_id], medians[second_id])
             )
             if medians
             else (),
@@ -473,19 +453,3 @@ def _valid(entry: Entry) -> None:
             f"job {entry.trial.job_id} of trial {entry.trial.id} is {entry.job_status}: "
             "its times do not count"
         )
-
-
-def _shape_ratios(
-    workloads: Sequence[str], first: Mapping[str, float], second: Mapping[str, float]
-) -> tuple[ShapeRatio, ...]:
-    return tuple(
-        ShapeRatio(workload=w, first_us=first[w], second_us=second[w], ratio=first[w] / second[w])
-        for w in workloads
-    )
-
-
-def _judged(
-    shape: ShapeRatio, first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]
-) -> ShapeRatio:
-    found = contrast(first[shape.workload], second[shape.workload])
-    return shape.model_copy(update={"low": found.low, "high": found.high, "verdict": found.verdict})

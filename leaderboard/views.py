@@ -147,7 +147,10 @@ class ShapeResult(_View):
     control_us: float | None
     ratio: float | None
     lost: bool
-    """The control was faster."""
+    """The control's median was lower, by however little."""
+    verdict: Verdict | None
+    """How the trial stands to the control: its whole interval has to be beyond what the campaign
+    let controls drift by within a job (`device.drift`), else they are not told apart."""
 
 
 class UnrankedRow(_View):
@@ -332,6 +335,11 @@ class Ratio(_View):
     score_us: float
     control_us: float
     ratio: float
+    low: float
+    high: float
+    """Interval of the ratio by the samples."""
+    verdict: Verdict
+    """How the trial stands to the control; not told apart within what a job may drift by."""
     shapes: tuple[ShapeRatio, ...]
 
 

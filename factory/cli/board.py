@@ -27,7 +27,7 @@ from factory.cli.table import line_width, print_failures
 from factory.errors import UserError
 
 if TYPE_CHECKING:
-    from leaderboard import ResultRow, Results, ShapeResult, Store
+    from leaderboard import FinalRow, ResultRow, Results, ShapeResult, Store
 
 __all__ = ["leaderboard"]
 
@@ -36,6 +36,9 @@ _LOSSES_NAMED = 2
 
 _SIDE_BY_SIDE = 4
 """Trials of a table of shapes."""
+
+_MARKS: dict[str | None, str] = {"slower": "*", "not told apart": "="}
+"""Beside a time, by how it stands to the control."""
 
 _ON_A_TERMINAL = 20
 """Rows of a ranking there, where nobody asked for a number of them."""
@@ -66,7 +69,7 @@ _ON_A_TERMINAL = 20
 )
 @click.option("--columns", metavar="A,B,...", help="These columns, in this order.")
 @click.option("--control", help="Baseline for the ratios.")
-@click.option("--shapes", is_flag=True, help="Each shape, with the control; losses marked.")
+@click.option("--shapes", is_flag=True, help="Each shape beside the control: * slower, = as fast.")
 @click.option("--rejected", is_flag=True, help="Those that failed, with the first breach.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @db_option
@@ -132,7 +135,7 @@ def leaderboard(
             if chosen is not None:
                 _print_chosen(found, chosen, store.name, most)
             else:
-                _print_found(found, store.name, most)
+                _print_found(found, store, most)
 
 
 def _sources(store: Store) -> Mapping[str, str]:
@@ -235,9 +238,9 @@ def _print_csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     click.echo(stream.getvalue(), nl=False)
 
 
-def _print_found(found: Results, name: str, most: int | None) -> None:
+def _print_found(found: Results, store: Store, most: int | None) -> None:
     if not found:
-        click.echo(f"no ranked trials in {name} fit (--status all shows the others)")
+        click.echo(f"no ranked trials in {store.name} fit (--status all shows the others)")
         return
     for number, run in enumerate(found.runs()):
         if number:
@@ -245,10 +248,22 @@ def _print_found(found: Results, name: str, most: int | None) -> None:
         if run[0].run is None:
             print_failures(run, title="without a place")
         else:
-            _print_run(run, most)
+            _print_run(run, most, _winner(store, run))
 
 
-def _print_run(run: Sequence[ResultRow], most: int | None) -> None:
+def _winner(store: Store, run: Sequence[ResultRow]) -> FinalRow | None:
+    """Of the finals, where the run is of one campaign and by what it ranks by."""
+    from leaderboard import winner
+
+    first, ids = run[0], {r.campaign_id for r in run}
+    if len(ids) > 1 or first.regime not in (None, "production"):
+        return None
+    found = winner(store, first.campaign_id)
+    return found if found is not None and found.clock is first.clock else None
+
+
+def _print_run(run: Sequence[ResultRow], most: int | None, first_of_finals: Any) -> None:
+    """A ranking; under it its campaign's winner, whose time of the finals is another one."""
     first = run[0]
     ids = {r.campaign_id: r.campaign for r in run}
     many = len(ids) > 1
@@ -285,6 +300,9 @@ def _print_run(run: Sequence[ResultRow], most: int | None) -> None:
         fold="schedule",
     )
     _print_rest(run, most)
+    if first_of_finals is not None:
+        us = us_text(first_of_finals.score_us)
+        print_note(f"trial {first_of_finals.id} is the winner of the finals, {us} us there")
 
 
 def _print_rest(run: Sequence[ResultRow], most: int | None) -> None:
@@ -391,7 +409,7 @@ def _print_shape_run(run: Sequence[ShapeResult]) -> None:
         known = next((r for r in found if r is not None), None)
         return [
             workload,
-            *("-" if r is None else us_text(r.us) + (" *" if r.lost else "  ") for r in found),
+            *("-" if r is None else f"{us_text(r.us)} {_MARKS.get(r.verdict, ' ')}" for r in found),
             *(us_text(known.control_us if known else None) for _ in beside),
         ]
 
@@ -402,8 +420,13 @@ def _print_shape_run(run: Sequence[ShapeResult]) -> None:
         title=_title(run, operation="each shape, us"),
         right=",".join([*heads, *map(str, beside)]),
     )
-    if any(r.lost for r in run if r.id in shown):
-        print_note("* the control of its own job is faster", indent="  ")
+    seen = {r.verdict for r in run if r.id in shown}
+    for verdict, words in (
+        ("slower", "the control of its own job is faster"),
+        ("not told apart", "not told apart from the control of its own job"),
+    ):
+        if verdict in seen:
+            print_note(f"{_MARKS[verdict]} {words}", indent="  ")
     for trial in shown:
         key = next(r.schedule_key for r in run if r.id == trial)
         print_note(key, first=f"trial {trial}: ", indent="  ")

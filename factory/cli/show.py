@@ -62,6 +62,7 @@ def show(trial: str, again: bool, db: str | None, as_json: bool) -> int:
             )
             return EXIT_DONE
         _print_head(record, campaign)
+        _print_place(store, record)
         if made:
             known = ", ".join(f"{k} {made[k]}" for k in _SHOWN if made.get(k))
             print_note(known, first=f"job {record.job_id}: ", indent="  ")
@@ -192,6 +193,18 @@ def _print_head(record: TrialRecord, campaign: CampaignRecord) -> None:
         f"declared for {bound}; attempt {record.attempt}; source {record.source_hash[:12]}; "
         f"seed {campaign.seed}"
     )
+
+
+def _print_place(store: Store, record: TrialRecord) -> None:
+    """Among the finalists, whose times are others than those of the scores."""
+    from leaderboard import finals
+
+    if not any(s.stage == "finals" for s in record.stages):
+        return
+    for f in finals(store, record.campaign_id):
+        if f.id == record.id and f.rank is not None:
+            slow = f", slow gates {us_text(f.slow_us)} us" if f.slow_us else ""
+            click.echo(f"finals: rank {f.rank}, {us_text(f.score_us)} us{slow}")
 
 
 def _print_logs(record: TrialRecord) -> None:

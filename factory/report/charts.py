@@ -149,7 +149,6 @@ def shape_chart(shapes: Sequence[ShapeBars]) -> str:
         near = [b.high_us or b.us for b in shape.bars if b.us <= mine * _CUT]
         x = Linear(0, max([*near, shape.floor_us or 0.0, common]) * 1.08, left, right)
         parts.append(text(0, y + 12, shape.workload, kind="axis"))
-        fastest = min(b.us for b in shape.bars)
         top = y + head
         for n, bar in enumerate(shape.bars):
             at = top + n * row
@@ -166,15 +165,14 @@ def shape_chart(shapes: Sequence[ShapeBars]) -> str:
                 low, high, mid = x(bar.low_us), min(x(bar.high_us), right), at + row / 2 - 1
                 parts.append(line(low, mid, high, mid, "span"))
                 parts += [line(v, mid - 3, v, mid + 3, "span") for v in (low, high)]
-            best = " fastest" if bar.us == fastest and len(shape.bars) > 1 else ""
+            best = " fastest" if bar.fastest and len(shape.bars) > 1 else ""
             parts.append(text(right + 6, at + 10, number(bar.us), kind=f"value{best}"))
         bottom = top + len(shape.bars) * row
         if shape.floor_us is not None:
             f = x(shape.floor_us)
             parts.append(line(f, top - 3, f, bottom, "floor"))
-            parts.append(
-                text(f + 3, top - 4, f"floor {number(shape.floor_us)}", kind="note floortext")
-            )
+            said = f"floor {number(shape.floor_us)} at {shape.floor_at}"
+            parts.append(text(f + 3, top - 4, said, kind="note floortext"))
         y = bottom + gap
     return drawing(parts, "times on each workload", height=max(y, 20.0))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,21 @@ from factory.report.trials import TableRow, reasons_of, table_rows
 from leaderboard import (
     CampaignRecord,
     Clock,
+    FinalRow,
     Funnel,
     JobRecord,
     LeaderboardRow,
+    QueryError,
+    Ratio,
     Store,
     TrialError,
     TrialRecord,
+    Verdict,
     best_so_far,
     control_spans,
     funnel,
     ranked,
+    ratio,
     shapes,
     trial_errors,
     trial_seconds,
@@ -90,6 +95,8 @@ class Bar:
     us: float
     low_us: float | None = None
     high_us: float | None = None
+    fastest: bool = False
+    """Or not told apart from the one that is."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class ShapeBars:
     workload: str
     bars: tuple[Bar, ...]
     floor_us: float | None
+    floor_at: str
+    """The bandwidth of the floor; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class Run:
     points: tuple[ErrorPoint, ...]
     leader: LeaderboardRow
     leader_is: str
+    won: FinalRow | None
+    """The leader among the finalists, if it is their first: its time there is another one."""
+    verdict: Verdict | None
+    """How the leader stands to its control; None without one, and while its job is open."""
     shapes: tuple[ShapeBars, ...]
     floor_note: str
     open_jobs: bool
@@ -267,6 +280,9 @@ def _run(
     ids = {row.id: row for row in rows}
     won = winner(store, campaign.id)
     leader = ids.get(won.id, first) if won is not None else first
+    if won is not None and leader.id != won.id:
+        won = None
+    over = _Over(store, leader)
     how = [first.method or "", f"{first.cache} cache" if first.cache not in (None, "none") else ""]
     words = [f"clock {first.clock.value}", *([f"on {first.gpu}"] if first.gpu else []), *how]
     gpu = first.gpu or _MODELLED_GPU
@@ -282,8 +298,10 @@ def _run(
             *(_point(t.id, None, t.schedule_key, shares) for t in no_time),
         ),
         leader=leader,
-        leader_is="winner of the finals" if won is not None and leader.id == won.id else "first",
-        shapes=_shapes(store, campaign, operation, leader, peak),
+        leader_is="first" if won is None else "winner of the finals",
+        won=won,
+        verdict=None if leader.control is None else over.verdict(leader.control),
+        shapes=_shapes(store, campaign, operation, leader, over, peak),
         floor_note=note,
         open_jobs=any(r.job_id in open_jobs for r in rows),
         space=describe_space(rows, {r.id: _value(r) for r in rows}, trials, campaign.space),
@@ -355,7 +373,62 @@ def _peak(gpu: str, operation: Operation | None) -> tuple[float | None, str]:
     peak = peak_bytes_per_s(gpu)
     if operation is None or peak is None:
         return None, ""
-    return peak, f"bytes that any implementation must move, at {gpu}'s {peak / 1e12:.3g} TB/s"
+    return peak, (
+        f"bytes that any implementation must move, at {gpu}'s {_bandwidth(peak)} by its data sheet"
+    )
+
+
+def _bandwidth(peak: float) -> str:
+    return f"{peak / 1e12:.3g} TB/s"
+
+
+class _Over:
+    """How a leader stands to controls of its job; each is asked once, and only if need be."""
+
+    def __init__(self, store: Store, leader: LeaderboardRow) -> None:
+        self._store, self._leader = store, leader
+        self._known: dict[str, Ratio | None] = {}
+
+    def _ratio(self, control: str) -> Ratio | None:
+        if control not in self._known:
+            try:
+                self._known[control] = ratio(self._store, self._leader.id, control)
+            except QueryError:  # an open job, or a control that was not timed on all workloads
+                self._known[control] = None
+        return self._known[control]
+
+    def verdict(self, control: str, workload: str | None = None) -> Verdict | None:
+        """Over all workloads, or on one; None where that is not known."""
+        found = self._ratio(control)
+        if found is None or workload is None:
+            return None if found is None else found.verdict
+        return next((s.verdict for s in found.shapes if s.workload == workload), None)
+
+
+_NEAR = 1.1
+"""Whatever is further off than that is told apart without asking the samples."""
+
+
+def _marked(workload: str, bars: Sequence[tuple[str | None, Bar]], over: _Over) -> list[Bar]:
+    """Bars of one workload, the fastest said to be so, and the leader or a control beside it
+    that is not told apart from it.
+
+    Parameters
+    ----------
+    bars : sequence of (control, Bar)
+        None in the place of a control is the leader.
+    """
+    first, least = min(bars, key=lambda b: b[1].us)
+
+    def fast(control: str | None, bar: Bar) -> bool:
+        if bar is least:
+            return True
+        other = control if first is None else first
+        if (control is None) == (first is None) or bar.us > _NEAR * least.us or other is None:
+            return False
+        return over.verdict(other, workload) is Verdict.NOT_TOLD_APART
+
+    return [replace(bar, fastest=fast(control, bar)) for control, bar in bars]
 
 
 def _shapes(
@@ -363,37 +436,39 @@ def _shapes(
     campaign: CampaignRecord,
     operation: Operation | None,
     leader: LeaderboardRow,
+    over: _Over,
     peak: float | None,
 ) -> tuple[ShapeBars, ...]:
     """Times behind the leader's score, beside the controls of its own job."""
-    bars: dict[str, list[Bar]] = defaultdict(list)
+    bars: dict[str, list[tuple[str | None, Bar]]] = defaultdict(list)
     name = f"trial {leader.id}"
     if leader.clock is Clock.MODELLED:
         for stage in store.get_trial(leader.id).stages:
             for workload, us in (stage.details.get("modelled_us") or {}).items():
-                bars[workload].append(Bar(name, "trial", us))
+                bars[workload].append((None, Bar(name, "trial", us)))
     else:
         basis = (campaign.ranking_regime, leader.clock, leader.cache, leader.method)
         for row in shapes(store, leader.id, clock=leader.clock):
             seen = (row.regime, row.clock, row.cache, row.method)
             if seen == basis and row.phase == "search" and row.job_id == leader.job_id:
                 bar = Bar(name, "trial", row.median_us, row.low_us, row.high_us)
-                bars[row.workload].append(bar)
+                bars[row.workload].append((None, bar))
         inexact = _inexact(store, leader, campaign.ranking_regime)
         for c in control_spans(store, leader.job_id or ""):
             if (c.regime, c.clock, c.cache, c.method) == basis:
                 form = "" if c.input_form == "activated" else f" ({c.input_form})"
                 mark = " *" if c.control in inexact else ""
                 bar = Bar(c.control + form + mark, "control", c.median_us, c.low_us, c.high_us)
-                bars[c.workload].append(bar)
+                bars[c.workload].append((c.control, bar))
     return tuple(
         ShapeBars(
             workload=w,
-            bars=tuple(sorted(bars[w], key=lambda b: (b.kind != "trial", b.us))),
+            bars=tuple(sorted(_marked(w, bars[w], over), key=lambda b: (b.kind != "trial", b.us))),
             floor_us=_floor_us(operation, w, peak),
+            floor_at="" if peak is None else _bandwidth(peak),
         )
         for w in campaign.workloads
-        if any(b.kind == "trial" for b in bars[w])
+        if any(control is None for control, _ in bars[w])
     )
 
 

@@ -24,6 +24,7 @@ from factory.report.data import Report, Run
 from factory.report.space_charts import importance_chart, parallel_chart
 from factory.report.svg import number
 from factory.report.trials import TableRow
+from leaderboard import Clock, Verdict
 
 __all__ = ["render"]
 
@@ -33,13 +34,13 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     # name in filters, attribute of a row, kind, digits
     ("rank", "rank", "num", 0),
     ("trial", "id", "num", 0),
-    ("status", "status", "", 0),
+    ("schedule", "schedule", "key", 0),
     ("us", "us", "num", 4),
     ("slow", "slow_us", "num", 4),
     ("ratio", "ratio", "num", 4),
+    ("losses", "losses", "num", 0),
     ("error", "share", "num", 2),
-    ("stage", "stage", "", 0),
-    ("schedule", "schedule", "key", 0),
+    ("status", "status", "", 0),
     ("note", "note", "why", 0),
 )
 
@@ -97,10 +98,17 @@ def _head(report: Report) -> str:
     if report.runs:
         run = report.runs[0]
         row = run.leader
+        there = "" if run.won is None else f", {number(run.won.score_us or 0)} us there"
         facts.append(
-            (f"{run.leader_is}, {row.clock.value}", f"{number(row.score_us)} us", f"trial {row.id}")
+            (
+                f"trial {row.id}, {row.clock.value}",
+                f"{number(row.score_us)} us",
+                f"{run.leader_is}{there}",
+            )
         )
-        if row.ratio is not None:
+        if run.verdict is Verdict.NOT_TOLD_APART:
+            facts.append((f"against {row.control}", "=", "not told apart, same job"))
+        elif row.ratio is not None:
             facts.append(
                 (f"against {row.control}", f"{1 / row.ratio:.2f}\u00d7", "speed, same job")
             )
@@ -117,9 +125,12 @@ def _head(report: Report) -> str:
     best = ""
     if report.runs:
         best = f"<p><code>{escape(report.runs[0].leader.schedule_key)}</code></p>"
+    title = c.name if c.name == c.operation else f"{c.name}: {c.operation}"
+    gpu = report.runs[0].leader.gpu if report.runs else None
     return (
-        f"<header><h1>{escape(c.name)}: {escape(c.operation)} {escape(c.operation_version)}</h1>"
-        f'<p class="soft">campaign {escape(c.id)}, from {escape(report.source)}, '
+        f"<header><h1>{escape(title)}{escape(f' on {gpu}' if gpu else '')}</h1>"
+        f'<p class="soft">version {escape(c.operation_version)} of {escape(c.operation)}, '
+        f"campaign {escape(c.id)}, from {escape(report.source)}, "
         f"{report.made_at:%Y-%m-%d %H:%M} UTC</p>"
         f'<div class="facts">{cards}</div>{best}</header>'
     )
@@ -140,6 +151,11 @@ def _notes(report: Report) -> Iterable[str]:
             f"{many}, but none has a place: {left[0].note}"
             if left
             else "No trial has passed, so there is no time to show."
+        )
+    if any(run.leader.clock is Clock.MODELLED for run in report.runs):
+        yield _note(
+            "Modelled times are a cost model's: they order schedules, and say little of what a "
+            "GPU would take."
         )
     if any(run.open_jobs for run in report.runs):
         yield _note("Times of a job that is still open are shown: they may yet be void.")
@@ -176,7 +192,7 @@ def _run_section(report: Report, run: Run) -> str:
     order = (
         f"Ordered across jobs by time over {run.leader.control}: provisional."
         if run.leader.provisional
-        else "Ordered by time; lower is better."
+        else "Best time so far; lower is better."
     )
     figures = [
         _figure(
@@ -195,7 +211,7 @@ def _run_section(report: Report, run: Run) -> str:
             "Error against time",
             error_chart(run, gate=report.has_gate),
             "Each trial's worst error over all gating regimes and outputs, as a share of its "
-            "bound: at 1 the gate shuts. A click on a point finds its row.",
+            "bound: above 1 is rejected. A click on a point finds its row.",
         ),
     ]
     if run.shapes:
@@ -271,8 +287,9 @@ def _shape_caption(run: Run) -> str:
     if all(len(s.bars) == 1 for s in run.shapes):
         return "Microseconds on the ranking regime."
     return (
-        "Microseconds on the ranking regime; each shape has a scale of its own. Whiskers are the "
-        "interval of the samples; \u203a\u203a is a bar cut short."
+        "Microseconds on the ranking regime, as the search timed them; each shape has a scale of "
+        "its own. Whiskers are the interval of the samples; \u203a\u203a is a bar cut short. In "
+        "bold the fastest, and what is not told apart from it."
     )
 
 
@@ -314,7 +331,7 @@ def _sweep_table(report: Report) -> str:
             "</span></td></tr>"
         )
     return (
-        '<figure><h3>By what decides the rounding</h3><div class="scroll">'
+        '<figure><h3>By kind of schedule</h3><div class="scroll">'
         '<table class="lines"><thead><tr>'
         '<th>schedules</th><th class="num">trials</th><th class="num">largest error</th></tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div></figure>"
@@ -333,11 +350,11 @@ def _funnel_section(report: Report) -> str:
     if report.other_reasons:
         rows += f"<tr><td></td><td></td><td></td><td>{report.other_reasons} other kinds</td></tr>"
     reasons = (
-        '<figure><h3>Why they left</h3><div class="scroll"><table><thead><tr>'
-        '<th class="num">trials</th><th>verdict</th><th>stage</th><th>reason, of one of them</th>'
+        '<figure><h3>Why trials failed</h3><div class="scroll"><table><thead><tr>'
+        '<th class="num">trials</th><th>verdict</th><th>stage</th><th>reason (of the first)</th>'
         f"</tr></thead><tbody>{rows}</tbody></table></div></figure>"
         if rows
-        else "<figure><h3>Why they left</h3><p>Nobody did.</p></figure>"
+        else "<figure><h3>Why trials failed</h3><p>None did.</p></figure>"
     )
     return (
         '<section><h2>Funnel</h2><div class="charts">'
@@ -355,9 +372,11 @@ def _funnel_section(report: Report) -> str:
 
 
 def _table_section(report: Report) -> str:
+    control = next((run.leader.control for run in report.runs if run.leader.control), None)
+    titles = {"losses": f"loses to {control or 'control'} on"}
     heads = "".join(
-        f'<th class="{kind if kind == "num" else ""}"><button type="button">{escape(name)}'
-        "</button></th>"
+        f'<th class="{"num" * (kind == "num")}{" long" * (name in titles)}">'
+        f'<button type="button">{escape(titles.get(name, name))}</button></th>'
         for name, _, kind, _ in _COLUMNS
     )
     rows = "".join(map(_table_row, report.trials[:_WITHOUT_SCRIPT]))
@@ -368,9 +387,11 @@ def _table_section(report: Report) -> str:
     error = "error is the share of the gate's bound" if report.has_gate else "error is the largest"
     return (
         "<section><h2>Trials</h2>"
-        f'<p class="soft">us on the ranking regime, slow on slow gates, ratio over the control of '
-        f"the same job; {error}. Filter by words that must all hold, for example "
-        "<code>bt=32 and anchor=mid us&lt;120</code>; click a head to sort.</p>"
+        f'<p class="soft">us on the ranking regime, as timed in the search; slow on slow gates; '
+        f"ratio over the control of the same job; losses of {len(report.campaign.workloads)} "
+        f"shapes; {error}. Filter by words that must all hold, for example "
+        "<code>bt=32 and anchor=mid us&lt;120</code> or <code>losses=0</code>; click a head to "
+        "sort.</p>"
         '<div class="controls"><input id="search" type="search" placeholder="filter" '
         'aria-label="filter trials"><select id="verdict" aria-label="verdict">'
         f'<option value="">all verdicts</option>{statuses}</select>'

@@ -25,8 +25,9 @@ class TableRow:
     us: float | None
     slow_us: float | None
     ratio: float | None
+    losses: int | None
+    """Shapes on which its control was faster; None without one."""
     share: float | None
-    stage: str
     schedule: str
     note: str
 
@@ -63,7 +64,7 @@ def table_rows(
     def row(t: TrialRecord) -> TableRow:
         r = placed.get(t.id)
         if t.reason:
-            note = t.reason
+            note = f"{t.stage}: {t.reason}" if t.stage else t.reason
         elif t.job_id in open_jobs:
             note = f"job {t.job_id} is open: its times may still be void"
         else:
@@ -77,22 +78,12 @@ def table_rows(
             slow_us=t.slow_us,
             ratio=None if r is None else r.ratio,
             share=shares[t.id][0] if t.id in shares else None,
-            stage=t.stage,
+            losses=None if r is None or r.control is None else len(r.losses),
             schedule=t.schedule_key,
-            note=note or _losses(campaign, r),
+            note=note,
         )
 
     order = {r.id: n for n, r in enumerate(rows)}
     return tuple(
         sorted(map(row, trials), key=lambda t: (order.get(t.id, len(order)), t.number, t.id))
     )
-
-
-def _losses(campaign: CampaignRecord, row: LeaderboardRow | None) -> str:
-    """On what the control was faster, in few words."""
-    if row is None or not row.losses:
-        return ""
-    many = len(row.losses)
-    if many > 2:
-        return f"loses to {row.control} on {many} of {len(campaign.workloads)} shapes"
-    return f"loses to {row.control} on {' '.join(row.losses)}"

@@ -184,3 +184,24 @@ def test_another_pipe_that_breaks_is_a_failure(run: Run, monkeypatch: pytest.Mon
         with pytest.raises(RuntimeError, match="a pipe to another process broke"):
             _run(["status"])
     os.close(reading)
+
+
+# -- the winner, and what is not told apart ------------------------------------------------
+
+
+def test_the_winners_time_of_the_finals_stands_under_the_ranking(run: Run) -> None:
+    _, out, _ = run("leaderboard", "--limit", "2")
+    assert out.splitlines()[-1] == "trial 24 is the winner of the finals, 52.98 us there"
+    _, out, _ = run("leaderboard", "--limit", "2", "--regime", "slow")
+    assert "finals" not in out, "that was another regime"
+    _, out, _ = run("show", "24")
+    assert "\nfinals: rank 1, 52.98 us, slow gates 86.65 us\n" in out
+
+
+def test_what_is_not_told_apart_from_the_control_is_no_loss(run: Run) -> None:
+    """37.07 against 37.12, and 45.17 against 44.58: less than controls may drift by."""
+    _, out, _ = run("leaderboard", "--shapes", "--limit", "1")
+    marks = {line.split()[0]: line.split()[2] for line in out.splitlines() if "/" in line[:12]}
+    assert marks["2048/16/1"] == marks["4096/12/1"] == "="
+    assert marks["2048/12/1"] == marks["1024/4/1"] == "*"
+    assert "= not told apart from the control of its own job" in out

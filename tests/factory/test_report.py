@@ -240,7 +240,8 @@ def test_the_table_holds_every_trial_in_the_leaderboards_order(shipped):
     assert len(rows) == len(store.list_trials(campaign_id))
     for r in leaderboard.rejected(store, campaign_id=campaign_id):
         (row,) = [x for x in rows if x["trial"] == r.id]
-        assert (row["status"], row["note"], row["us"]) == ("rejected", r.reason, None)
+        assert (row["status"], row["us"]) == ("rejected", None)
+        assert row["note"] == f"{r.stage}: {r.reason}"
 
 
 def test_the_stairs_are_the_improvements(shipped):
@@ -265,7 +266,7 @@ def test_each_shape_stands_beside_its_controls_and_the_floor(shipped):
     for s in rows:
         assert f"trial {first.id} on {s.workload}: {s.median_us:.4g} us" in said
         floor = operation.floor_bytes(operation.workloads[s.workload]) / 4.8e12 * 1e6
-        assert f"floor {floor:.3g}" in said
+        assert f"floor {floor:.3g} at 4.8 TB/s" in said, "others are at what a copy reaches"
         for c in s.controls:
             # Of another form of inputs it says so; beyond tolerance it has a star.
             told = rf"{c.control}( \(\w+\))?( \*)? on "
@@ -527,7 +528,81 @@ def test_names_and_reasons_cannot_become_markup(store):
     assert sum(t == "img" for t, _ in page.tags) == 0
     assert sum(t == "script" for t, _ in page.tags) == 2
     assert page.table[0]["schedule"] == hostile
-    assert page.table[1]["note"] == hostile
+    assert page.table[1]["note"] == f"emulate: {hostile}"
+
+
+def test_the_time_of_the_finals_stands_beside_that_of_the_search(shipped):
+    """The first is what the leaderboard ranks by, and what every other number is beside."""
+    store, page = shipped
+    first = leaderboard.winner(store, store.list_campaigns()[0].id)
+    (row,) = [r for r in page.table if r["trial"] == first.id]
+    said = page.said()
+    assert f"trial {first.id}, gpu {row['us']:.3g} us winner of the finals" in said
+    assert f"winner of the finals, {first.score_us:.3g} us there" in said
+
+
+@pytest.mark.parametrize(
+    ("us", "tile", "bold"),
+    [
+        # Within the 3% that controls may drift by in a valid job.
+        (49.0, "against torch = not told apart, same job", ["98", "100", "24.5", "25"]),
+        (51.0, "against torch = not told apart, same job", ["102", "100", "25.5", "25"]),
+        (40.0, "against torch 1.25\u00d7 speed, same job", ["80", "20"]),
+        (60.0, "against torch 0.83\u00d7 speed, same job", ["100", "25"]),
+    ],
+)
+def test_a_lead_over_a_control_is_named_only_where_they_are_told_apart(store, us, tile, bold):
+    job(store)
+    for phase in ("before", "after"):
+        times = zip(SHAPES, (100.0, 25.0), strict=True)
+        store.add_measurements(
+            [reading("job-1", w, at, control="torch", phase=phase) for w, at in times]
+        )
+    passed(store, 0, us)
+    store.close_job("job-1", JobStatus.VALID, drift=0.01)
+    page = page_of(store)
+    assert tile in page.said()
+    assert re.findall(r'class="value fastest"[^>]*>([^<]+)<', page.text) == bold
+
+
+def test_modelled_times_are_said_to_be_a_models(store, shipped):
+    words = "Modelled times are a cost model's"
+    assert words not in shipped[1].said()
+    id_ = begin(store, 0)
+    done = StageRecord(
+        stage="compile",
+        status=StageStatus.PASSED,
+        seconds=1,
+        details={"modelled_us": dict.fromkeys(SHAPES, 40.0)},
+    )
+    store.record_stage(id_, done)
+    store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.MODELLED, score_us=40.0)
+    assert words in page_of(store).said()
+
+
+def test_the_table_leads_with_the_schedule_and_counts_losses(shipped):
+    store, page = shipped
+    heads = re.findall(r"<th[^>]*><button[^>]*>([^<]+)", page.text)
+    assert heads[:3] == ["rank", "trial", "schedule"]
+    assert "loses to cudnn_fused on" in heads
+    assert "stage" not in heads
+    rows = leaderboard.ranked(store, campaign_id=store.list_campaigns()[0].id)
+    assert [r["losses"] for r in page.table[: len(rows)]] == [len(r.losses) for r in rows]
+    assert [r["note"] for r in page.table[: len(rows)]] == [""] * len(rows)
+
+
+def test_the_versions_number_is_called_one(shipped):
+    store, page = shipped
+    version = store.list_campaigns()[0].operation_version
+    assert "<h1>survey: kda_prefill on NVIDIA H200</h1>" in page.text
+    assert f"version {version} of kda_prefill" in page.said()
+
+
+def test_time_that_nobody_noted_is_not_under_a_second(shipped):
+    """The finals of the shipped campaign were stored without it."""
+    said = shipped[1].said()
+    assert "2 of 2; time not noted" in said
+    assert "2 of 2; under 1 s" not in said
 
 
 # -- the command -----------------------------------------------------------------------
