@@ -16,6 +16,7 @@ from factory.cli.common import (
     open_reading,
     print_json,
     print_table,
+    recording_url,
     refuse_unknown,
     us_text,
 )
@@ -162,18 +163,9 @@ def _stores(opened: ExitStack) -> list[Store]:
 
 def _asked(db: str | None, record: bool) -> Store:
     """The leaderboard that the command line asks for, to be written if it says so."""
-    from pathlib import Path
+    from leaderboard import open_store
 
-    from leaderboard import DEFAULT_URL, open_store
-
-    if not record:
-        return open_reading(db)
-    if db is None and not Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
-        raise UserError(
-            f"--record needs a leaderboard and there is no {DEFAULT_URL}; name one with --db, or"
-            " make it with factory leaderboard import"
-        )
-    return open_store(db or DEFAULT_URL)
+    return open_store(recording_url(db, "--record")) if record else open_reading(db)
 
 
 def _gpu() -> Device:

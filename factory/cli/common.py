@@ -25,6 +25,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_table",
+    "recording_url",
     "refuse_in_memory",
     "refuse_unknown",
     "us_text",
@@ -82,6 +83,28 @@ def refuse_in_memory(db: str) -> None:
 
     if in_memory(normalise(db)):
         raise UserError(f"{db} keeps nothing beyond this command; name a file: sqlite:///FILE")
+
+
+def recording_url(db: str | None, option: str) -> str:
+    """URL of the leaderboard that ``option`` stores something in.
+
+    Raises
+    ------
+    UserError
+        It keeps nothing, or none is named and there is none here.
+    """
+    from pathlib import Path
+
+    from leaderboard import DEFAULT_URL
+
+    if db is None and not Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
+        raise UserError(
+            f"{option} needs a leaderboard and there is no {DEFAULT_URL}; name one with --db, or"
+            " make it with factory leaderboard import"
+        )
+    url = db or DEFAULT_URL
+    refuse_in_memory(url)
+    return url
 
 
 def log_folder(command: str, of: str) -> Path:

@@ -15,6 +15,8 @@ from factory.cli.common import (
     log_folder,
     open_reading,
     print_json,
+    recording_url,
+    refuse_in_memory,
     refuse_unknown,
 )
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
@@ -113,6 +115,8 @@ def export(
     if (gated or aot) and (to is None or layout != "folder"):
         name = "--gate" if gated else "--aot"
         raise UserError(f"{name} goes with --to: it is about the folder that is written")
+    if gated and db is not None:
+        refuse_in_memory(db)
     if inputs and layout == "folder":
         raise UserError("--inputs goes with --format flashinfer-trace: a folder holds no inputs")
     with ExitStack() as opened:
@@ -124,7 +128,7 @@ def export(
             return _write_traces(what, to, stores, inputs, as_json)
         asked = None
         if gated:
-            asked = _Gate(_gpu(), _writable(opened, db), controls, rounds, seed)
+            asked = _Gate(_gpu(), _recording(opened, db), controls, rounds, seed)
         return _write(what, to, stores, as_json, asked, aot=aot)
 
 
@@ -231,16 +235,11 @@ def _gpu() -> Device:
     return CudaDevice.find()
 
 
-def _writable(opened: ExitStack, db: str | None) -> Store:
+def _recording(opened: ExitStack, db: str | None) -> Store:
     """Where the claim goes."""
-    from leaderboard import DEFAULT_URL, open_store
+    from leaderboard import open_store
 
-    if db is None and not Path(DEFAULT_URL.removeprefix("sqlite:///")).exists():
-        raise UserError(
-            f"--gate stores a claim and there is no {DEFAULT_URL}; name a leaderboard with --db, or"
-            " make it with factory leaderboard import"
-        )
-    return opened.enter_context(open_store(db or DEFAULT_URL))
+    return opened.enter_context(open_store(recording_url(db, "--gate")))
 
 
 def _put_through(

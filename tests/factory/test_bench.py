@@ -496,6 +496,8 @@ def test_without_an_sm90_gpu_it_is_one_line_and_exit_code_3(
         (["toy_scale", "--rounds", "0"], "--rounds"),
         (["toy_scale", "--db", "sqlite:///absent.db"], "there is no database at absent.db"),
         (["toy_scale", "--record"], "--record needs a leaderboard"),
+        (["toy_scale", "--record", "--db", "sqlite://"], "keeps nothing"),
+        (["toy_scale", "--record", "--db", "sqlite:///:memory:"], "name a file: sqlite:///FILE"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(

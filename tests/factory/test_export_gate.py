@@ -436,6 +436,35 @@ def test_the_gate_without_a_gpu_is_the_machines_fault(
     assert "--gate goes with --to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("db", ["sqlite://", "sqlite:///:memory:"])
+def test_a_claim_is_not_stored_where_nothing_is_kept(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before a GPU is looked for."""
+    monkeypatch.chdir(tmp_path)
+    assert _run(["export", "kda_prefill", "--to", "kda", "--gate", "--db", db]) == 2
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        f"factory: {db} keeps nothing beyond this command; name a file: sqlite:///FILE"
+    ]
+    assert not out
+    assert not (tmp_path / "kda").exists()
+
+
+def test_a_claim_goes_to_a_leaderboard_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from factory.cli import export as command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_gpu", SimulatedDevice)
+    assert _run(["export", "kda_prefill", "--to", "kda", "--gate"]) == 2
+    assert "--gate needs a leaderboard and there is no sqlite:///factory.db" in (
+        capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_passed_says_so_and_one_that_was_refused_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
