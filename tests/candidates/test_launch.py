@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -59,7 +60,9 @@ def test_shared_memory_over_the_limit_compiles_and_is_caught(host, bad):
 
 
 def test_a_schedule_is_compiled_and_judged(host):
+    began = time.perf_counter()
     build = launch.compile_schedule(MID)
+    took = time.perf_counter() - began
     assert build.schedule_key == MID.key
     prefixes = launch.kernel_names(1)
     assert len(build.kernels) == len(prefixes)
@@ -70,7 +73,7 @@ def test_a_schedule_is_compiled_and_judged(host):
         assert kernel.dynamic_smem_bytes
     assert build.problems == ()
     assert len(build.cubin_sha256) == 64
-    assert 0 < build.seconds < 60
+    assert 0 < build.seconds <= took
 
 
 def test_every_offered_schedule_compiles_within_its_budgets(host):

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 import candidates
 from candidates import BuildError, ToolchainError
@@ -258,7 +259,7 @@ def test_a_second_launch_compiles_nothing_again(tmp_path, notes):
             env={**os.environ, "FACTORY_ARTEFACTS": str(tmp_path / "store")},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
         )
         assert done.returncode == 0, done.stderr
         assert notes() == compiled

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 import candidates
 import operations
@@ -163,7 +164,7 @@ def finished(tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -509,7 +510,7 @@ def test_all_that_needs_no_kernel_works_without_the_dsl_and_ray(tmp_path, argv):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     if argv == ["doctor"]:

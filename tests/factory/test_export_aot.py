@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LOAD = """
-import sys, time
+import sys
 from importlib.util import find_spec
 assert find_spec("cutlass") is None
 sys.path.insert(0, {base!r})
@@ -47,9 +47,8 @@ import kda_ahead
 from kda_ahead import _aot, api
 from kda_ahead.kernel import arguments, entry
 config = kda_ahead.ROWS[-1].config
-started = time.perf_counter()
 function = entry.compiled(config, True)
-print("loaded", type(function).__module__, time.perf_counter() - started < 5)
+print("loaded", type(function).__module__)
 x = torch.zeros(4, 2, 128)
 try:
     function(x, x, x, x, x[..., 0], x[..., 0], x, x, x, 1.0, 1, None, None, None)
