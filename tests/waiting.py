@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HANG_S = 240.0
-"""Only what hangs takes so long: no machine is so slow, and the limit of a test is longer."""
+"""Only what hangs takes so long; the limit of a whole test, in pyproject.toml, is longer."""
 
 
 def until(happened: Callable[[], T], what: object = "it") -> T:
