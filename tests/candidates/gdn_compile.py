@@ -89,6 +89,10 @@ def carry_parts(segments: int) -> dict[int, Part]:
     return {128: Part(0, (segments - 2) * 2 * STATE, _channels_as_columns(HEAD))}
 
 
+def _nan(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=getattr(torch, dtype))
+
+
 class Call:
     """One call on the CPU: its tensors in the interpreter's memory.
 
@@ -102,6 +106,8 @@ class Call:
     options : Options
     order : int, optional
         Seed of a random order of warps.
+    given : tuple, optional
+        o, final states or None, and scratch to write instead of tensors of its own.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class Call:
         offsets: list[int] | None = None,
         options: Options = PLAIN,
         order: int | None = None,
+        given: tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]] | None = None,
     ) -> None:
         self.config, self.options, self.memory = config, options, Memory()
         self.order = None if order is None else random.Random(order)
@@ -136,15 +143,12 @@ class Call:
             if given
         ]  # fmt: skip
         # Whatever is not written stays NaN, and scratch is NaN where nothing was written.
-        self.o = torch.full((T, HV, HEAD), torch.nan, dtype=torch.bfloat16)
-        self.final = None
-        if options.final_state is not None:
-            dtype = getattr(torch, options.final_state)
-            self.final = torch.full((self.N, HV, HEAD, HEAD), torch.nan, dtype=dtype)
-        self.scratch = [
-            torch.full(shape, torch.nan, dtype=getattr(torch, name))
-            for shape, name in workspace(config, T, self.N, HV)
-        ]
+        self.o, self.final, self.scratch = given or (None, None, [])
+        if self.o is None:
+            self.o = _nan((T, HV, HEAD), "bfloat16")
+            if options.final_state is not None:
+                self.final = _nan((self.N, HV, HEAD, HEAD), options.final_state)
+            self.scratch = [_nan(*what) for what in workspace(config, T, self.N, HV)]
         self.written = [self.tensor(x) for x in (self.o, *self.scratch)]
 
     def tensor(self, x: torch.Tensor, strided: bool = False) -> bytes:
@@ -243,6 +247,23 @@ def run_call(config: Config, inputs: Mapping[str, Any], **more: Any) -> dict[str
     call.scan()
     out = {"o": call.o}
     return out if call.final is None else {**out, "final_state": call.final}
+
+
+def interpreted(config: Config, with_state: bool, options: Options = PLAIN) -> Any:
+    """A stand-in for a compiled function, by the order of its ABI."""
+    from candidates.gdn_prefill.kernel.host import ABI
+
+    def function(*args: Any) -> None:
+        x = dict(zip(ABI, args, strict=True))
+        assert (x["initial_state"] is not None) == with_state
+        scratch = [x[name] for name in ("images", "boundaries") if x[name] is not None]
+        for tensor in scratch:
+            tensor.fill_(torch.nan)
+        call = Call(config, x, options=options, given=(x["o"], x["final_state"], scratch))
+        call.prep()
+        call.scan()
+
+    return function
 
 
 def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

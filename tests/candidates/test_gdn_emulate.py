@@ -82,6 +82,20 @@ def test_segments_are_right_where_the_state_is_remembered(segments: int) -> None
     assert torch.equal(state, whole) == (segments == 2)
 
 
+def test_eight_segments_add_up_the_rounding_of_maps_that_are_nearly_the_identity() -> None:
+    """Known: a map is kept in bf16, and what it is short of 1 may be half a step of bf16, to the
+    same side in every segment.  The funnel rejects what it costs too much."""
+    chain = OPERATION.reduced()[0]
+    inputs, _ = case(chain, "one_hot_state")
+    views = {(s["bt"], s["segments"]) for s in FAMILY.offered("gdn_prefill") if "bt" in s.as_dict()}
+    rejected = {
+        (bt, segments)
+        for bt, segments in views
+        if wrong(emulate(GdnSchedule(bt, segments).schedule(), inputs), chain, "one_hot_state")
+    }
+    assert rejected == {(16, 8)}
+
+
 def test_value_heads_read_their_own_key_head() -> None:
     shape = GdnWorkload("grouped", heads=2, value_heads=4, lengths=(40,))
     inputs = dict(case(shape, "slow")[0])

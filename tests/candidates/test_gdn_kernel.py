@@ -224,7 +224,10 @@ def test_what_lies_beyond_a_sequence_is_set_to_zero_whatever_it_holds() -> None:
     "options",
     [
         Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
-        Options("softplus", "bfloat16", True, beta_logits=True, final_state=None, compact=False),
+        pytest.param(
+            Options("softplus", "bfloat16", True, final_state=None, compact=False),
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             Options("softplus", initial_state="bfloat16", final_state="bfloat16"),
             marks=pytest.mark.soak,
@@ -244,3 +247,58 @@ def test_inputs_are_activated_and_normalised_where_they_are_used(options: Option
         assert error <= limit, (name, error)
     assert ("final_state" in got) == (options.final_state is not None)
     assert PLAIN.suffix == ""
+
+
+# -------------------------------------------------------------- from the entry point to the end
+
+
+@pytest.fixture
+def prefill(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The entry point on CPU tensors, with the interpreter in place of compiled functions."""
+    from gdn_compile import interpreted
+
+    from candidates.gdn_prefill.kernel import arguments, entry
+    from candidates.kda_prefill.kernel import known
+
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(entry, "compiled", interpreted)
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
+    return entry.gdn_prefill
+
+
+def test_a_batch_without_offsets_is_computed_as_its_packed_form(prefill: Any) -> None:
+    workload, inputs = inputs_of((18, 18), "slow")
+    scale = inputs.pop("scale")
+    o, final = prefill(**inputs, schedule={"bt": 16}, scale=scale)
+    assert wrong({"o": o, "final_state": final}, workload, {**inputs, "scale": scale}, "slow") == []
+    names = ("q", "k", "v", "g", "beta")
+    batch = {name: inputs[name].unflatten(0, (2, 18)) for name in names}
+    o2, final2 = prefill(
+        **batch, initial_state=inputs["initial_state"], schedule={"bt": 16}, scale=scale
+    )
+    assert torch.equal(o2.flatten(0, 1), o)
+    assert torch.equal(final2, final)
+
+
+def test_states_are_updated_in_place(prefill: Any) -> None:
+    _, inputs = inputs_of((9, 0, 17), "slow", group=1)
+    _, want = prefill(**inputs, schedule=Config(16))
+    state = inputs["initial_state"].clone()
+    _, final = prefill(**{**inputs, "initial_state": state}, final_state=state, schedule=Config(16))
+    assert final is state
+    assert torch.equal(final, want)
+
+
+def test_views_of_one_projection_and_what_a_model_leaves_to_the_kernel(prefill: Any) -> None:
+    from gdn_compile import raw_call
+
+    options = Options("softplus", "bfloat16", True, "bfloat16", True, True, compact=False)
+    raw, plain = raw_call(options, (5, 14))
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "A_log", "dt_bias")
+    how = {"gate": "softplus", "beta_logits": True, "l2norm": True, "schedule": Config(16)}
+    want = OPERATION.fast_oracle(plain)
+    for _ in range(2):  # checked, and as a call like one before
+        o, final = prefill(**{n: raw[n] for n in names}, **how)
+        for got, name in ((o, "o"), (final, "final_state")):
+            assert (got.double() - want[name]).norm() <= 7e-3 * want[name].norm(), name
