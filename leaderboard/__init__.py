@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         UnreachableError,
     )
     from leaderboard._lease import LEASE_SECONDS, driver_name, is_held
-    from leaderboard._query import Results, query, query_shapes
+    from leaderboard._query import Results, query
+    from leaderboard._query_shapes import query_shapes
     from leaderboard._scores import interval
     from leaderboard._verdicts import Contrast, Verdict, compare_samples, contrast, in_groups
     from leaderboard.queries import (
@@ -190,7 +191,8 @@ _HOMES = {
         "contrast",
         "in_groups",
     ),
-    "leaderboard._query": ("Results", "query", "query_shapes"),
+    "leaderboard._query": ("Results", "query"),
+    "leaderboard._query_shapes": ("query_shapes",),
     "leaderboard._lease": ("LEASE_SECONDS", "driver_name", "is_held"),
     "leaderboard.queries": (
         "best_so_far",
