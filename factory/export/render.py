@@ -376,7 +376,7 @@ def _readme(
         "COMPILER": str(_compiler(values)),
         "HASH": bound,
         "SOURCE": _source_line(s),
-        "CLAIM": _claim_line(claim),
+        "CLAIM": _claim_line(s, claim),
         "GATES": "any gate at or below 0"
         if s.gate_bound is None
         else f"gates from {s.gate_bound:g} to 0 a token",
@@ -397,17 +397,24 @@ def _source_line(selection: Selection) -> str:
     )
 
 
-def _claim_line(claim: ClaimRecord | None) -> str:
+def _claim_line(selection: Selection, claim: ClaimRecord | None) -> str:
     if claim is None:
         return (
             "No claim: this folder itself has not passed the export gate, so it is not called a"
-            " winner. The times above are those of the campaign's trials."
+            f" winner. The times above are those of the campaign's trials in {_part(selection)}."
         )
     return (
         f"Claim `{claim.id}`: this folder itself passed the export gate on {claim.gpu} in job"
         f" `{claim.job_id}`: {claim.score_us:.1f} us over the tuned shapes, {claim.ratio:.3f} of"
         " the campaign's candidate timed in turns with it."
     )
+
+
+def _part(selection: Selection) -> str:
+    """Whose times a table has: finalists were timed twice, and not alike."""
+    phases = {t.record.phase for row in selection.rows for t in row.times}
+    named = {"final": "its finals", "search": "its search"}
+    return " and ".join(words for phase, words in named.items() if phase in phases)
 
 
 def _table(selection: Selection, exporter: Exporter) -> str:

@@ -220,6 +220,7 @@ def test_the_command_says_what_it_wrote_and_that_nothing_is_claimed(factory):
     assert code == 0
     assert "8192/12/4: form=fused" in out
     assert "all other shapes: form=" in out
+    assert "of the campaign's trials in its finals" in Path("kda/README.md").read_text()
     assert "no claim was made: this folder itself has not passed the export gate" in out
     code, out, _ = factory("export", "kda_prefill", "--to", "kda", "--json")
     told = json.loads(out)
