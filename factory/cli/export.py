@@ -292,6 +292,18 @@ def _put_through(
 # -- writing -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What was written, and what may be said of it."""
+
+    selection: Selection
+    to: Path
+    files: dict[str, bytes]
+    export_hash: str
+    claim: ClaimRecord | None
+    refused: str
+
+
 def _write(
     what: str,
     to: Path,
@@ -317,14 +329,14 @@ def _write(
             code = EXIT_NOTHING_PASSED if gated.refused else EXIT_MACHINE
         else:
             claim = made
-            found = render(
-                selection, made, compiled
-            )  # the same export, with its claim in the manifest
+            # The same export, with its claim in the manifest.
+            found = render(selection, made, compiled)
             write(found, to)
+    written = _Written(selection, to, found, bound, claim, refused)
     if as_json:
-        print_json(_written(selection, to, found, bound, claim, refused))
+        print_json(_object(written))
     else:
-        _say(selection, to, found, bound, claim, refused)
+        _say(written)
     return code
 
 
@@ -351,21 +363,16 @@ def _write_traces(
     return EXIT_DONE
 
 
-def _written(
-    selection: Selection,
-    to: Path,
-    found: dict[str, bytes],
-    bound: str,
-    claim: ClaimRecord | None,
-    refused: str,
-) -> dict[str, Any]:
+def _object(written: _Written) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    selection, claim = written.selection, written.claim
     return {
-        "id": bound,
-        "folder": str(to),
-        "files": sorted(found),
+        "id": written.export_hash,
+        "folder": str(written.to),
+        "files": sorted(written.files),
         "winner": claim is not None and _superseded(claim) is None,
         "claim": claim,
-        "refused": refused,
+        "refused": written.refused,
         "campaign": selection.campaign.id,
         "rows": [
             {
@@ -384,22 +391,18 @@ def _written(
     }
 
 
-def _say(
-    selection: Selection,
-    to: Path,
-    found: dict[str, bytes],
-    bound: str,
-    claim: ClaimRecord | None,
-    refused: str,
-) -> None:
-    s = selection
-    click.echo(f"wrote {to}: {len(found)} files, export {bound[:12]}, from {s.store}")
+def _say(written: _Written) -> None:
+    s = written.selection
+    click.echo(
+        f"wrote {written.to}: {len(written.files)} files, export {written.export_hash[:12]}, from"
+        f" {s.store}"
+    )
     for row in s.rows:
         over = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row.over_default.items())
         told = f" ({over} of the time of the schedule for the rest)" if over else ""
         rest = "all other shapes" if len(s.rows) > 1 else "all shapes"
         click.echo(f"  {row.workload or rest}: {row.schedule.key}{told}")
-    _say_of(s, claim, refused)
+    _say_of(s, written.claim, written.refused)
 
 
 def _say_of(selection: Selection, claim: ClaimRecord | None, refused: str) -> None:

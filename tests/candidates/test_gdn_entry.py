@@ -196,6 +196,8 @@ WRONG = {
         ValueError,
         "dt_bias must be",
     ),
+    "validate": ({"validate": "no"}, TypeError, "validate must be True or False, not 'no'"),
+    "validate as a number": ({"validate": 0}, TypeError, "validate must be True or False, not 0"),
     "flag": ({"l2norm": 1}, TypeError, "l2norm must be True or False"),
     "schedule": ({"schedule": {"bt": 32, "anchor": "mid"}}, ValueError, "no 'anchor'"),
     "raw gate, fused": (

@@ -258,6 +258,8 @@ def gdn_prefill(
     q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
     and tokens and heads of q, k and v a multiple of 16 bytes apart.  There is no backward pass.
     """
+    if validate is not True and validate is not False:
+        raise TypeError(f"validate must be True or False, not {validate!r}")
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run
     else:

@@ -59,6 +59,8 @@ def any_prefill(
     final_state: torch.Tensor | bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """@CONTRACT@"""
+    if validate is not True and validate is not False:
+        raise TypeError(f"validate must be True or False, not {validate!r}")
     forms = (any_forms)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
     if torch.compiler.is_compiling():

@@ -92,6 +92,12 @@ def test_gradients_are_refused_by_name(name):
         assert package.support(**x)
 
 
+@pytest.mark.parametrize("value", ["no", 1, 0, None])
+def test_validate_is_true_or_false_and_nothing_that_could_be_taken_for_it(value):
+    with pytest.raises(TypeError, match="validate must be True or False, not"):
+        package.any_prefill(**meta(), validate=value)
+
+
 def test_more_rows_than_offsets_can_name_are_refused_before_anything_is_allocated():
     T = 2**31
     q = torch.empty(T, 1, 128, dtype=torch.bfloat16, device="meta")
