@@ -18,11 +18,12 @@ from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.kda_prefill.kernel.fused_plan import Scratch
+from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
 @functools.cache
-def compiled_fused(rows: int, with_state: bool) -> Any:
+def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Any:
     """(compiled function, cubin, PTX, the compiler's remarks) of one variant."""
     require_dsl()
     from cutlass import cute
@@ -30,12 +31,12 @@ def compiled_fused(rows: int, with_state: bool) -> Any:
     from candidates.gdn_prefill.kernel import host
     from candidates.gdn_prefill.kernel.config import FusedConfig
 
-    job, arguments = host.fused_job(FusedConfig(rows), with_state)
+    job, arguments = host.fused_job(FusedConfig(rows), with_state, options)
     with tempfile.TemporaryDirectory() as folder:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
+        flags = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
         remarks = io.StringIO()
         with contextlib.redirect_stdout(remarks), contextlib.redirect_stderr(remarks):
-            function = cute.compile(job, *arguments, options=options + " remarks{ptx}")
+            function = cute.compile(job, *arguments, options=flags + " remarks{ptx}")
         return function, function.__cubin__, function.__ptx__, remarks.getvalue()
 
 
@@ -64,6 +65,7 @@ def run_fused(
     order: int | None = None,
     offsets: list[int] | None = None,
     flags: list[int] | None = None,
+    options: Options = PLAIN,
 ) -> dict[str, torch.Tensor]:
     """What the compiled kernel returns for inputs on the CPU.
 
@@ -81,10 +83,12 @@ def run_fused(
         Passed instead of the inputs' own.
     flags : list of int, optional
         Takes the flag of each piece, of which there have to be several for each sequence.
+    options : Options
+        The form of ``inputs``.
     """
-    plan = FusedPlan(rows)
+    plan = FusedPlan(rows, options.l2norm)
     state = inputs["initial_state"]
-    ptx = compiled_fused(rows, state is not None)[2]
+    ptx = compiled_fused(rows, state is not None, options)[2]
     T, H = inputs["v"].shape[:2]
     raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
     N = len(raw) - 1
@@ -94,17 +98,21 @@ def run_fused(
         data = struct.pack("<Q", memory.add(array)) + struct.pack(f"<{len(shape)}i", *shape)
         return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
 
-    def given(x: torch.Tensor, strides: int) -> bytes:
-        """A compact input; sizes and strides as far as they are known at run time alone."""
-        x = x.contiguous()
-        bits = x.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
-        return tensor(bits, tuple(x.shape[:2]), tuple(x.stride()[:strides]))
+    def given(x: torch.Tensor, channels: bool = True) -> bytes:
+        """An input; its strides as far as they are not known at compile time."""
+        base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+        bits = base.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
+        strides = x.stride()[:1] if options.compact else x.stride()[: x.dim() - channels]
+        return tensor(bits[x.storage_offset() :], tuple(x.shape[:2]), tuple(strides))
 
     o, final = np.full((T, H, HEAD), 0x7FC0, np.uint16), np.full((N, H, HEAD, HEAD), np.nan, "f4")
-    parameters = [given(inputs[name], 1) for name in ("q", "k", "v", "g", "beta")]
-    parameters.append(tensor(np.array(raw, np.int32), (N + 1,), ()))
+    parameters = [given(inputs[name]) for name in ("q", "k", "v")]
+    parameters += [given(inputs[name], channels=False) for name in ("g", "beta")]
+    kind = np.int64 if options.offsets == "int64" else np.int32
+    parameters.append(tensor(np.array(raw, kind), (N + 1,), ()))
     if state is not None:
-        parameters.append(given(state, 1))
+        bits = state.view(torch.int16) if state.element_size() == 2 else state
+        parameters.append(tensor(bits.numpy(), (N, H), (H * HEAD * HEAD,)))
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
     words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
@@ -112,6 +120,10 @@ def run_fused(
     scratch = tensor(room, (words,), ())
     fixing = [parameters[5], *parameters[-2:], scratch, struct.pack("<i", pieces)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
+    if options.raw_gate:
+        parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
+    if options.bias:
+        parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
     count = max(N, 1) * H * pieces * (HEAD // rows)
     if pieces > 1:
         count = (count + 1) // 2 * 2

@@ -200,16 +200,6 @@ WRONG = {
     "validate as a number": ({"validate": 0}, TypeError, "validate must be True or False, not 0"),
     "flag": ({"l2norm": 1}, TypeError, "l2norm must be True or False"),
     "schedule": ({"schedule": {"bt": 32, "anchor": "mid"}}, ValueError, "no 'anchor'"),
-    "raw gate, fused": (
-        {"gate": "softplus", "A_log": torch.zeros(4), "schedule": {"form": "fused", "rows": 64}},
-        ValueError,
-        "gate='softplus': not served by a fused schedule",
-    ),
-    "raw keys, fused": (
-        {"l2norm": True, "schedule": {"form": "fused", "rows": 128}},
-        ValueError,
-        "l2norm: not served by a fused schedule",
-    ),
     "schedule type": (
         {"schedule": 32},
         TypeError,

@@ -14,6 +14,7 @@ from candidates.gdn_prefill import FAMILY, emulate_fused
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
 from candidates.gdn_prefill.space import FusedSchedule
 from candidates.kda_prefill.kernel.fused_plan import MAPS
+from candidates.kda_prefill.kernel.options import Options
 from operations.gdn_prefill import GdnWorkload
 
 OPERATION = operations.get("gdn_prefill")
@@ -183,6 +184,35 @@ def test_missing_arrivals_of_gdn_are_reported(whose: str, monkeypatch: pytest.Mo
     )
     with pytest.raises(Deadlock):
         gdn_fused_compile.run_fused(128, inputs)
+
+
+RAW = {
+    "as Qwen3-Next calls it": Options(l2norm=True, beta_dtype="bfloat16", offsets="int64"),
+    "a gate to activate": Options("softplus", "bfloat16", True, beta_logits=True),
+    "everything, as views": Options(
+        "softplus", "bfloat16", True, "bfloat16", True, True, compact=False
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RAW)
+def test_raw_gdn_inputs_mean_what_they_are_activated_to(what: str) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_compile import raw_call
+    from gdn_fused_compile import compiled_fused, run_fused
+
+    options = RAW[what]
+    raw, plain = raw_call(options, (17, 0, 140))
+    want = OPERATION.fast_oracle(plain)
+    for pieces in (1, 3):
+        got = run_fused(128, raw, pieces, options=options)
+        for name, x in want.items():
+            error = (got[name].double() - x).norm() / x.norm()
+            assert error <= 6e-3, (name, float(error))
+    remarks = compiled_fused(128, True, options)[3]
+    assert "Compiling entry function" in remarks
+    assert "spills" not in remarks
+    assert "C75" not in remarks
 
 
 # ------------------------------------------------------------------------ pieces

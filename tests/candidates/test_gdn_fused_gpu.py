@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_compile import raw_call
 
 import operations
 from candidates.gdn_prefill.kernel import launch
 from candidates.gdn_prefill.kernel.config import FusedConfig
 from candidates.gdn_prefill.kernel.entry import gdn_prefill
+from candidates.kda_prefill.kernel.options import Options
 from operations.gdn_prefill import GdnWorkload
 
 pytestmark = [
@@ -100,6 +102,32 @@ def test_gdn_states_of_either_type_and_long_offsets(dtype: torch.dtype) -> None:
             error = (x.double() - want[name]).norm() / want[name].norm()
             assert error <= 1e-2, (name, float(error))
         assert gdn_prefill(**inputs, schedule=config, final_state=False)[1] is None
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(l2norm=True, beta_dtype="bfloat16"),
+        Options("softplus", "bfloat16", True, beta_logits=True),
+        Options("softplus", "bfloat16", True, "bfloat16", True, True, compact=False),
+    ],
+    ids=str,
+)
+def test_raw_gdn_inputs_are_right_in_the_fused_form(config: FusedConfig, options: Options) -> None:
+    raw, plain = (
+        {n: x.cuda() if torch.is_tensor(x) else x for n, x in y.items()}
+        for y in raw_call(options, (1500, 0, 65))
+    )
+    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
+    if options.raw_gate:
+        how |= {"gate": options.gate, "A_log": raw["A_log"], "dt_bias": raw["dt_bias"]}
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
+    results = gdn_prefill(**{n: raw[n] for n in names}, schedule=config, **how)
+    want = OPERATION.fast_oracle(plain)
+    for got, name in zip(results, ("o", "final_state"), strict=True):
+        error = (got.double() - want[name]).norm() / want[name].norm()
+        assert error <= 1e-2, (name, float(error))
 
 
 def test_a_gdn_state_is_updated_in_place_by_ctas_of_64_rows() -> None:

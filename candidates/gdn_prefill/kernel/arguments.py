@@ -32,7 +32,6 @@ __all__ = [
     "MAX_ROWS",
     "check",
     "check_overlap",
-    "decline_for_fused",
     "finite",
     "on_gpu",
     "validate",
@@ -163,25 +162,6 @@ def check(
         offsets,
         compact,
     )
-
-
-def decline_for_fused(options: Options) -> None:
-    """Refuse by name what the fused kernel does not serve.
-
-    Raises
-    ------
-    ValueError
-        If an option is none of its.
-    """
-    for name, asked in (
-        (f"gate={options.gate!r}", options.raw_gate),
-        ("g in bfloat16", options.gate_dtype != "float32"),
-        ("beta in bfloat16", options.beta_dtype != "float32"),
-        ("beta_logits", options.beta_logits),
-        ("l2norm", options.l2norm),
-    ):
-        if asked:
-            raise ValueError(f"{name}: not served by a fused schedule; use a split one")
 
 
 def _gate(gate, A_log, dt_bias, heads, device) -> None:

@@ -168,10 +168,11 @@ def _enqueue_fused(
     function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
     A_log=None, dt_bias=None,
 ) -> None:  # fmt: skip
-    """The same for the fused kernel, which takes no activation."""
+    """The same for the fused kernel."""
     scratch = torch.empty(words, dtype=torch.float32, device=v.device)
     function(
         q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
+        A_log, dt_bias,
     )  # fmt: skip
 
 
@@ -218,8 +219,7 @@ def gdn_prefill(
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
     schedule : Config, FusedConfig or Mapping, optional
-        Which kernel; :data:`DEFAULT` if absent.  A fused one takes fp32 g and beta as they are
-        and q and k normalised by the caller.
+        Which kernel; :data:`DEFAULT` if absent.
     scale : float, optional
         Factor of the output, any number that fp32 holds, 0 included; ``1 / sqrt(128)`` if absent.
     stream : torch.cuda.Stream or int, optional
@@ -288,8 +288,6 @@ def _prefill(
         q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, config.in_place,
         gate=gate, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm,
     )  # fmt: skip
-    if isinstance(config, FusedConfig):
-        arguments.decline_for_fused(options)
     scale = DEFAULT_SCALE if scale is None else arguments.finite("scale", scale)
     call = (
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,

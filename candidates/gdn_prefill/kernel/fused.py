@@ -31,7 +31,9 @@ from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
+from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.ragged import bounds, offset
 from candidates.kda_prefill.kernel.step import product
 
@@ -47,11 +49,14 @@ class Fused(Build, Scan, Guard):
     ----------
     rows : int
         Value rows of a CTA: 64 or 128.
+    options : Options
+        The form of the arguments.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.plan = FusedPlan(rows)
-        self.name = f"gdn_fused_r{rows}"
+    def __init__(self, rows: int, options: Options = PLAIN) -> None:
+        self.plan = FusedPlan(rows, options.l2norm)
+        self.options = options
+        self.name = f"gdn_fused_r{rows}{options.suffix}"
 
     @cute.jit
     def __call__(
@@ -68,6 +73,8 @@ class Fused(Build, Scan, Guard):
         X: cute.Tensor,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
         stream: CUstream,
     ):
         """Launch on ``stream``.
@@ -79,7 +86,7 @@ class Fused(Build, Scan, Guard):
         V, O : cute.Tensor
             bf16 [T, HV, 128], HV a multiple of H.
         G, B : cute.Tensor
-            fp32 [T, HV]: log gates, and write strengths.
+            [T, HV]: log gates, and write strengths; or what they are made of.
         CU : cute.Tensor
             Offsets [N + 1], any content.
         S0 : cute.Tensor or None
@@ -92,6 +99,8 @@ class Fused(Build, Scan, Guard):
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more, and 1 with 64 rows.
+        A_log, dt_bias : cute.Tensor or None
+            Of the gate's activation: fp32 [HV] and [HV, 1].
         stream : CUstream
         """
         plan = self.plan
@@ -110,7 +119,8 @@ class Fused(Build, Scan, Guard):
             if pieces > 1:
                 ctas = (ctas + 1) // 2 * 2
             self.kernel(
-                Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, mma_t, mma_t0, mma_s, mma_b, mma_b0
+                Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, mma_t,
+                mma_t0, mma_s, mma_b, mma_b0,
             ).launch(
                 grid=(ctas, 1, 1),
                 block=(plan.threads, 1, 1),
@@ -134,6 +144,8 @@ class Fused(Build, Scan, Guard):
         X: cute.Tensor,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
         mma_t: cute.TiledMma,
         mma_t0: cute.TiledMma,
         mma_s: cute.TiledMma,
@@ -147,6 +159,7 @@ class Fused(Build, Scan, Guard):
         T, H = V.shape[:2]
         N = CU.shape[0] - 1
         cta = cute.arch.block_idx()[0]
+        G = Gates(G, A_log, dt_bias, None)
 
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
@@ -194,7 +207,7 @@ class Fused(Build, Scan, Guard):
                     self.pass_on(at, j, lane)
                 elif busy > 1:
                     self.scan(
-                        S0, O, S, X, scale, base, j, total, tidx % 128, wg, mma_t, mma_t0, mma_s
+                        S0, O, S, X, base, j, total, tidx % 128, wg, mma_t, mma_t0, mma_s
                     )  # fmt: skip
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)

@@ -16,7 +16,12 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
-from candidates.gdn_prefill.kernel.fused_ops import as_operand, mma16, sync_threads_of
+from candidates.gdn_prefill.kernel.fused_ops import (
+    as_operand,
+    diagonal,
+    mma16,
+    sync_threads_of,
+)
 from candidates.gdn_prefill.kernel.fused_plan import (
     BT,
     HEAD,
@@ -28,22 +33,21 @@ from candidates.gdn_prefill.kernel.fused_plan import (
 )
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Activation
+from candidates.kda_prefill.kernel.options import L2NORM_EPS, Options
 
 __all__ = ["Build"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
-LOG2E = math.log2(math.e)
-GATE_FLOOR = -100.0
-"""Gates below are read as this: e^-100 is below every normal fp32 number."""
-
 _BLOCK = 2 * TILE * TILE
 _PITCH = 4 * LOWER_PITCH
 
 
-class Build(Jobs):
+class Build(Jobs, Activation):
     """The part of the fused kernel that loads inputs and makes the matrices of chunks."""
 
     plan: FusedPlan
+    options: Options
 
     @cute.jit
     def build(
@@ -80,11 +84,13 @@ class Build(Jobs):
             count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
             if j >= self.count(at):
                 count = I32(0)
-            inputs = Q, K, V, G, B, first, rows, h, half, is_map
+            inputs = Q, K, V, first, rows, h, half, is_map
             s = (begin + group) % plan.stages
             parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1
+            raw = F32(0.0)
             if group < count:
                 self.fetch(*inputs, at, group, s, w, lane)
+                raw = self.number(G, B, first, rows, h, group, w, lane)
             cute.arch.cp_async_commit_group()
             for c in cutlass.range(group, count, turn, unroll=1):
                 later, s_later, parity_later = c + turn, s + turn, parity
@@ -93,10 +99,16 @@ class Build(Jobs):
                     parity_later = parity ^ 1
                 # Frees that stage, and the slot of this chunk's matrices.
                 ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
+                table = at + (plan.off_table + s * plan.table)
+                self.put_number(raw, table, G, h, w, lane)
                 if later < count:
                     self.fetch(*inputs, at, later, s_later, w, lane)
+                    raw = self.number(G, B, first, rows, h, later, w, lane)
                 cute.arch.cp_async_commit_group()
                 cute.arch.cp_async_wait_group(1)
+                if cutlass.const_expr(self.options.l2norm):
+                    ops.sync_warp()
+                    self.norms(at + s * plan.stage, table, w, lane)
                 ops.fence_async()
                 ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
                 warpgroup.fence()
@@ -105,8 +117,7 @@ class Build(Jobs):
                     cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
                 warpgroup.commit_group()
                 sums = own + (plan.off_sums + w * (4 * BT))
-                table = at + (plan.off_table + s * plan.table)
-                end = self.sum_gates(sums, table, w, lane)
+                end = self.sum_gates(sums, table, scale, w, lane)
                 warpgroup.wait_group(0)
                 self.keys(acc, own, sums, table, w, lane)
                 ops.sync_warp()
@@ -117,7 +128,7 @@ class Build(Jobs):
                 warpgroup.commit_group()
                 corner = self.diagonal(own, w, lane)  # while that runs
                 warpgroup.wait_group(0)
-                self.queries(acc, queries, sums, w, lane)
+                self.queries(acc, queries, sums, table, w, lane)
                 matrices = at + (plan.off_slot + slot * plan.slot)
                 self.invert(corner, own, matrices, sums, table, end, number, w, lane)
                 ops.sync_group(number)  # X is there
@@ -146,7 +157,7 @@ class Build(Jobs):
         return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
 
     @cute.jit
-    def fetch(self, Q, K, V, G, B, first, rows, h, half, is_map, at, c, s, w, lane):
+    def fetch(self, Q, K, V, first, rows, h, half, is_map, at, c, s, w, lane):
         """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and
         all values where a map is scanned."""
         plan = self.plan
@@ -166,14 +177,6 @@ class Build(Jobs):
             values = op.select(is_map > 0, I32(0), left)
             for part, there in zip(parts, (left, left, values), strict=True):
                 self.fetch_part(stage, *part, begin, there, w, lane)
-        # A warp has 32 gates or write strengths.
-        token = (w & 1) * 32 + lane
-        size = op.select(token < left, I32(4), I32(0))
-        target = at + (plan.off_table + s * plan.table) + token * 4
-        if w < 2:
-            self.fetch_number(target, 0, G, begin + token, h, size)
-        else:
-            self.fetch_number(target, plan.off_strength, B, begin + token, h, size)
 
     def fetch_part(self, stage, first, width, X, skipped, begin, left, w, lane):
         row, column = self.piece_of(w, lane, width)
@@ -184,25 +187,44 @@ class Build(Jobs):
         source = X.iterator.toint() + skipped + I64(column * 16)
         source = op.mad_wide(begin + row, pitch * 2, source)
         for i in range(8 * width // HEAD):
-            here = op.mad_wide(pitch * 16, I32(i), source)
+            here = op.mad_wide(pitch * 2, I32(8 * i), source)
             if left is None:
                 ops.copy16_whole(target, here, first + i * 1024)
             else:
                 size = op.select(row + 8 * i < left, I32(16), I32(0))
                 ops.copy16(target, here, size, first + i * 1024)
 
-    def fetch_number(self, target, first, X, row, h, size):
-        source = op.mad_wide(row, I32(X.stride[0]) * 4, X.iterator.toint() + I64(h) * 4)
-        ops.copy4(target + first, source, size)
+    @cute.jit
+    def number(self, G, B, first, rows, h, c, w, lane):
+        """Of chunk ``c`` a token's gate, in warps 0 and 1, or write strength, as they come."""
+        token = c * BT + (w & 1) * 32 + lane
+        inside = token < rows
+        row = first + op.select(inside, token, I32(0))
+        value = F32(0.0)
+        if w < 2:
+            beyond = F32(-math.inf if self.options.raw_gate else 0.0)
+            value = op.select(inside, F32(G.g[row, h]), beyond)
+        else:
+            value = op.select(inside, self.strength(B, row, h), self.no_strength)
+        return value
 
     @cute.jit
-    def sum_gates(self, sums, table, w, lane):
+    def put_number(self, number, table, G, h, w, lane):
+        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2."""
+        place = table + ((w & 1) * 32 + lane) * 4
+        if w < 2:
+            active = self.gate_constants(G, h, 0, 1)
+            op.store_f32(place, self.add_gates([number], active, [F32(0.0)])[0])
+        else:
+            op.store_f32(place, self.activated(number), self.plan.off_strength)
+
+    @cute.jit
+    def sum_gates(self, sums, table, scale, w, lane):
         """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
         scan needs of them to the stage's table; returns the last sum."""
-        total = []
+        plan, total = self.plan, []
         for i in cutlass.range_constexpr(2):
             x = op.load_f32(table + lane * 4, 128 * i)
-            x = cute.arch.fmax(x, F32(GATE_FLOOR)) * F32(LOG2E)
             for d in (1, 2, 4, 8, 16):
                 before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
                 x = x + op.select(lane >= d, before, F32(0.0))
@@ -212,12 +234,48 @@ class Build(Jobs):
         for i in cutlass.range_constexpr(2):
             op.store_f32(sums + lane * 4, total[i], 128 * i)
         if w == 0:
+            place = table + lane * 4
             for i in cutlass.range_constexpr(2):
-                op.store_f32(table + lane * 4, op.exp2(total[i]), self.plan.off_decay + 128 * i)
+                decay = op.exp2(total[i])
+                keys, queries = decay, decay * scale
+                if cutlass.const_expr(self.options.l2norm):
+                    keys = keys * op.load_f32(place, plan.off_norms + 128 * i)
+                    queries = queries * op.load_f32(place, plan.off_norms + 4 * BT + 128 * i)
+                op.store_f32(place, keys, plan.off_decay + 128 * i)
+                op.store_f32(place, queries, plan.off_read + 128 * i)
             if lane == 0:
-                op.store_f32(table, op.exp2(end), self.plan.off_decay + 4 * BT)
+                op.store_f32(table, op.exp2(end), plan.off_last)
         ops.sync_warp()
         return end
+
+    def norms(self, stage, table, w, lane):
+        """1 / sqrt(|x|^2 + eps) of the keys and queries that a warp fetched, to the table.
+
+        A token's channels are spread over four lanes, as operands of mma are: the products of 8
+        tokens with themselves have the squares on their diagonal, whatever the order of channels.
+        """
+        lane = ops.opaque(lane)
+        token, quarter = lane >> 2, lane & 3
+        near = w * 2 + (token & 1)  # row among 8
+        own = quarter == token >> 1  # holds the diagonal, in column ``token & 1``
+        for query in range(2):
+            for group in range(2):
+                row = (token >> 1) * 8 + (32 * group) + near
+                place = stage + row * 128 + (quarter >> 1) * (BT * 128)
+                words = [
+                    op.load_i32x4(
+                        place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
+                    )
+                    for j in range(4)
+                ]
+                square = diagonal(words, token)
+                norm = ops.rsqrt(square + F32(L2NORM_EPS))
+                self.put_norm(own, table + row * 4, norm, query)
+
+    @cute.jit
+    def put_norm(self, own, place, norm, query: cutlass.Constexpr):
+        if own:
+            op.store_f32(place, norm, self.plan.off_norms + 4 * BT * query)
 
     # ----------------------------------------------------------------------------- matrices
 
@@ -229,11 +287,24 @@ class Build(Jobs):
         row = lane & 15
         return row * 32 + (((lane >> 4) ^ (row >> 2 & 1)) << 4)
 
-    def weights(self, sums, of_rows, ct, half, lane):
+    def weights(self, sums, table, of_rows, ct, half, lane):
         """e^(b_i - b_j) of a lane's four elements of half a block; above the diagonal too, where
-        the exponent may be positive and what it makes is selected away."""
-        of_columns = op.load_f32x2(sums + (lane & 3) * 8, 64 * ct + 32 * half)
-        return [op.exp2(of_rows[i // 2] - of_columns[i % 2]) for i in range(4)]
+        the exponent may be positive and what it makes is selected away.  With l2norm, over the
+        norm of k_j."""
+        at = 64 * ct + 32 * half
+        of_columns = op.load_f32x2(sums + (lane & 3) * 8, at)
+        out = [op.exp2(of_rows[i // 2] - of_columns[i % 2]) for i in range(4)]
+        if self.options.l2norm:
+            norms = op.load_f32x2(table + (lane & 3) * 8, self.plan.off_norms + at)
+            out = [out[i] * norms[i % 2] for i in range(4)]
+        return out
+
+    def over_norms(self, values, table, w, lane, query):
+        """A lane's two numbers of rows, with l2norm over the norms of their keys or queries."""
+        if not self.options.l2norm:
+            return values
+        norms = self.row_values(table, w, lane, self.plan.off_norms + 4 * BT * query)
+        return [x * y for x, y in zip(values, norms, strict=True)]
 
     def row_values(self, sums, w, lane, at=0):
         """Of a lane's two rows."""
@@ -249,11 +320,12 @@ class Build(Jobs):
         diagonal = diagonal + (lane >> 2) * _PITCH + (lane & 3) * 8
         of_rows = self.row_values(sums, w, lane)
         strength = self.row_values(table, w, lane, plan.off_strength)
+        strength = self.over_norms(strength, table, w, lane, 0)
         for ct in cutlass.range_constexpr(4):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
-                    by = self.weights(sums, of_rows, ct, half, lane)
+                    by = self.weights(sums, table, of_rows, ct, half, lane)
                     at = 8 * ct + 4 * half
                     block.append([acc[at + i] * (by[i] * strength[i // 2]) for i in range(4)])
                 if ct < w:
@@ -265,21 +337,24 @@ class Build(Jobs):
                             op.store_f32x2(diagonal, x, y, 8 * r * _PITCH + 32 * half)
 
     @cute.jit
-    def queries(self, acc, queries, sums, w, lane):
+    def queries(self, acc, queries, sums, table, w, lane):
         """Aqk of a warp's rows without its scale, as left operand."""
         lane = ops.opaque(lane)
         of_rows = self.row_values(sums, w, lane)
+        scales = self.over_norms([F32(1.0)] * 2, table, w, lane, 1)
         row, col = lane >> 2, (lane & 3) * 2
         for ct in cutlass.range_constexpr(4):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
-                    by = self.weights(sums, of_rows, ct, half, lane)
+                    by = self.weights(sums, table, of_rows, ct, half, lane)
                     kept = []
                     for i in cutlass.range_constexpr(4):
                         token = col + (TILE * ct + 8 * half + i % 2)
                         inside = token <= row + w * TILE + 8 * (i // 2)
                         x = acc[8 * ct + 4 * half + i] * by[i]
+                        if cutlass.const_expr(self.options.l2norm):
+                            x = x * scales[i // 2]
                         kept.append(op.select(inside, x, F32(0.0)))
                     block.append(kept)
                 words = as_operand(block)
@@ -295,6 +370,7 @@ class Build(Jobs):
         ours = I32((w * (w + 1) >> 1) * _BLOCK)  # of this warp's first block of X
         below = I32((w * (w - 1) >> 1) * _BLOCK)  # of L
         to_end = [op.exp2(end - x) for x in self.row_values(sums, w, lane)]
+        to_end = self.over_norms(to_end, table, w, lane, 0)
         self.keep(left, place + ours + w * _BLOCK, slot, table, to_end, w, w, lane)
         left = as_operand(left)
         # Siblings (1, 0) and (3, 2): X_ii L_ij X_jj.

@@ -11,9 +11,13 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from candidates.gdn_prefill.kernel.fused_ops import diagonal
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, FusedPlan
+from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
+from candidates.kda_prefill.kernel.activate import Activation
 from candidates.kda_prefill.kernel.fused_plan import GUARD
+from candidates.kda_prefill.kernel.options import L2NORM_EPS, Options
 
 __all__ = ["Guard"]
 
@@ -23,10 +27,11 @@ _CHUNKS, _SHIFT = REACHES[-1], REACHES[-1].bit_length() - 1
 """That may be looked at before a boundary; a power of two."""
 
 
-class Guard:
+class Guard(Activation):
     """The part of the fused kernel that decides which chunks a CTA takes."""
 
     plan: FusedPlan
+    options: Options
 
     @cute.jit
     def guards(self, K, G, B, at, boundaries, warp_id, lane):
@@ -46,7 +51,8 @@ class Guard:
                     token = begin * PIECE - (warp_id + 1) * BT + 32 * half + lane
                     inside = asked and token >= 0
                     row = row0 + op.select(inside, token, I32(0))
-                    gates.append(op.select(inside, self.number(G, row, h), F32(0.0)))
+                    gate = self.gates([F32(G.g[row, h])], self.gate_constants(G, h, 0, 1))[0]
+                    gates.append(op.select(inside, gate, F32(0.0)))
             for i in cutlass.range_constexpr(3):
                 total = fmin(gates[2 * i], F32(0.0)) + fmin(gates[2 * i + 1], F32(0.0))
                 for d in (16, 8, 4, 2, 1):
@@ -104,37 +110,28 @@ class Guard:
         A token's channels are spread over four lanes, as operands of mma are: the products of 8
         tokens with themselves have the squares on their diagonal, whatever the order of channels.
         """
-        key_head = h // (G.shape[1] // K.shape[1])
+        key_head = h // (G.g.shape[1] // K.shape[1])
         token, quarter = lane >> 2, lane & 3
         skipped = I64(K.stride[1]) * I64(key_head * 2) + I64(quarter * 64)
         source = K.iterator.toint() + skipped
         own = quarter == token >> 1  # holds the diagonal in column ``token & 1``
-        found, zero = I32(0), I32(0)
+        found = I32(0)
         for half in cutlass.range_constexpr(2):  # loads of 32 tokens come first
             words, strengths = [], []
             for i in cutlass.range_constexpr(BT // 16):
                 here = row + (half * (BT // 2) + 8 * i) + token
                 place = op.mad_wide(here, I32(K.stride[0]) * 2, source)
                 words.append([load16(place, 16 * j) for j in range(4)])
-                strengths.append(self.number(B, here, h))
+                strengths.append(self.activated(self.strength(B, here, h)))
             for i in cutlass.range_constexpr(BT // 16):
-                sums = [op.zeros() for _ in range(2)]
-                for j in cutlass.range_constexpr(4):
-                    x = words[i][j]
-                    for k in cutlass.range_constexpr(2):
-                        pair = x[2 * k : 2 * k + 2]
-                        sums[k] = op.mma(sums[k], [pair[0], zero, pair[1], zero], pair)
-                squares = [sums[0][e] + sums[1][e] for e in range(2)]
-                strength = strengths[i] * op.select(token & 1 == 0, squares[0], squares[1])
+                square = diagonal(words[i], token)
+                if cutlass.const_expr(self.options.l2norm):
+                    square = square * ops.rcp(square + F32(L2NORM_EPS))
+                strength = strengths[i] * square
                 tame = strengths[i] >= 0.0 and strength <= 2.0
                 if own and not tame:
                     found = I32(1)
         return cute.arch.warp_redux_sync(found, "max")
-
-    def number(self, X, row, h):
-        """A gate, or a write strength."""
-        place = op.mad_wide(row, I32(X.stride[0]) * 4, X.iterator.toint() + I64(h) * 4)
-        return op.ptx("ld.global.nc.f32 {$w0}, [{$r0}];", [F32], [place])
 
 
 def load16(address, at: int):

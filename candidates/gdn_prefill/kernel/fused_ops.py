@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from candidates.kda_prefill.kernel import prep_ops as op
 
-__all__ = ["as_operand", "mma16", "pack16", "sync_threads_of"]
+__all__ = ["as_operand", "diagonal", "mma16", "pack16", "sync_threads_of"]
 
 F32, I32 = op.F32, op.I32
 
@@ -29,6 +29,18 @@ def mma16(acc, a, b):
 def as_operand(acc, pack=pack16):
     """A 16 x 16 accumulator as left operand, which is also what stmatrix takes."""
     return [pack(acc[half][2 * i], acc[half][2 * i + 1]) for half in range(2) for i in range(2)]
+
+
+def diagonal(words, token):
+    """|x|^2 of 8 tokens' rows, of each of which four lanes hold four times 16 bytes; the lane that
+    has ``token >> 1`` for its own number among the four gets that of its token."""
+    zero, sums = I32(0), [op.zeros(), op.zeros()]
+    for x in words:
+        for k in range(2):
+            pair = x[2 * k : 2 * k + 2]
+            sums[k] = op.mma(sums[k], [pair[0], zero, pair[1], zero], pair)
+    squares = [sums[0][e] + sums[1][e] for e in range(2)]
+    return op.select(token & 1 == 0, squares[0], squares[1])
 
 
 def sync_threads_of(number, count: int):

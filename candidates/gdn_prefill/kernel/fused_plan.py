@@ -68,6 +68,8 @@ class FusedPlan:
     rows : int
         Value rows of a CTA: 128, or 64, which halves the work of a step and builds each
         chunk twice.
+    l2norm : bool
+        Whether keys and queries are normalised in the kernel.
 
     Raises
     ------
@@ -76,6 +78,7 @@ class FusedPlan:
     """
 
     rows: int
+    l2norm: bool = False
 
     def __post_init__(self) -> None:
         if self.rows not in _REGISTERS:
@@ -176,8 +179,9 @@ class FusedPlan:
 
     @property
     def off_table(self) -> int:
-        """For each stage: gates and write strengths of its tokens; then their e^b, and once more
-        that of the last one, padded."""
+        """For each stage: gates and write strengths of its tokens; factors of what they read of
+        the state, for new values and for outputs; the whole decay, padded; and where keys are
+        normalised here, their inverse norms and those of queries."""
         return self.off_group + self.builders * self.size_group
 
     @property
@@ -189,8 +193,20 @@ class FusedPlan:
         return 8 * BT
 
     @property
+    def off_read(self) -> int:
+        return 12 * BT
+
+    @property
+    def off_last(self) -> int:
+        return 16 * BT
+
+    @property
+    def off_norms(self) -> int:
+        return self.off_last + 16
+
+    @property
     def table(self) -> int:
-        return 12 * BT + 16
+        return self.off_norms + 8 * BT * self.l2norm
 
     @property
     def off_guard(self) -> int:

@@ -31,7 +31,7 @@ class Scan(Jobs):
 
     @cute.jit
     def scan(
-        self, S0, O, S, X, scale, base, job, total, t, wg, mma_t, mma_t0, mma_s
+        self, S0, O, S, X, base, job, total, t, wg, mma_t, mma_t0, mma_s
     ):  # fmt: skip
         """One of the warpgroups that hold the state, through job number ``job``.
 
@@ -64,7 +64,7 @@ class Scan(Jobs):
         residual, out = cute.recast_tensor(aR, I32), cute.make_rmem_tensor(accQ.layout, BF16)
         out_words = cute.recast_tensor(out, I32)
         values = cute.make_rmem_tensor(BT // 4, I32)
-        decays = cute.make_rmem_tensor(BT // 4, F32)
+        factors = cute.make_rmem_tensor(BT // 4, F32)
 
         # A lane names a token of one of four 8 x 8 matrices of V, which stands transposed, and
         # the same 16 bytes of O: token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
@@ -72,7 +72,7 @@ class Scan(Jobs):
         mine = at + (plan.off_v + wg * (BT * 128))
         mine = mine + token * 128 + (((warp * 2 + piece) ^ (token & 7)) << 4)
         mine = ops.opaque(mine)
-        table = ops.opaque(at + (plan.off_table + plan.off_decay) + (t & 3) * 8)
+        table = ops.opaque(at + plan.off_table + (t & 3) * 8)
         pitch = I64(O.stride[0]) * 2
         block = half + wg  # 64 value rows
         o_at = O.iterator.toint()
@@ -107,8 +107,8 @@ class Scan(Jobs):
             # In the shadow of these: what else the step needs.
             here, row = mine + s * plan.stage, table + s * plan.table
             self.load_values(here, values)
-            self.load_decays(row, decays)
-            last = op.load_f32(at + s * plan.table, plan.off_table + plan.off_decay + 4 * BT)
+            self.load_factors(row, factors, plan.off_decay)
+            last = op.load_f32(at + s * plan.table, plan.off_table + plan.off_last)
             warpgroup.wait_group(2)  # for nothing: tells the compiler that the state is there
             for i in cutlass.range_constexpr(HEAD // 2):
                 accS[i] = accS[i] * last
@@ -116,20 +116,20 @@ class Scan(Jobs):
             for i in cutlass.range_constexpr(BT // 4):  # R^T = V^T - (K S)^T diag(e^b)
                 x, y = op.unpack(values[i])
                 j = i // 2 * 2
-                x = op.fma(accK[2 * i], -decays[j], x)
-                y = op.fma(accK[2 * i + 1], -decays[j + 1], y)
+                x = op.fma(accK[2 * i], -factors[j], x)
+                y = op.fma(accK[2 * i + 1], -factors[j + 1], y)
                 residual[i] = op.pack(x, y)
             warpgroup.fence()
             for kb in cutlass.range_constexpr(BT // 16):
                 mma = mma_t if kb else mma_t0
                 cute.gemm(mma, accK, aR[None, None, kb], rX[None, None, kb, m], accK)
             warpgroup.commit_group()
-            self.load_decays(row, decays)  # again: registers
+            self.load_factors(row, factors, plan.off_read)
             warpgroup.wait_group(1)  # Q S
             for i in cutlass.range_constexpr(BT // 4):
                 j = i // 2 * 2
-                accQ[2 * i] = accQ[2 * i] * (decays[j] * scale)
-                accQ[2 * i + 1] = accQ[2 * i + 1] * (decays[j + 1] * scale)
+                accQ[2 * i] = accQ[2 * i] * factors[j]
+                accQ[2 * i + 1] = accQ[2 * i + 1] * factors[j + 1]
             warpgroup.fence()
             for kb in cutlass.range_constexpr(BT // 16):
                 cute.gemm(mma_t, accQ, aR[None, None, kb], rA[None, None, kb, m], accQ)
@@ -186,10 +186,10 @@ class Scan(Jobs):
                 s = I32(0)
                 phase = phase ^ 1
 
-    def load_decays(self, place, decays):
-        """e^b of the tokens that a lane's elements are of."""
+    def load_factors(self, place, factors, at):
+        """Those of the tokens that a lane's elements are of."""
         for i in range(BT // 8):
-            decays[2 * i], decays[2 * i + 1] = op.load_f32x2(place, 32 * i)
+            factors[2 * i], factors[2 * i + 1] = op.load_f32x2(place, at + 32 * i)
 
     def load_values(self, place, values):
         """A lane's elements of V^T, two tokens in a register."""

@@ -57,8 +57,8 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 """
 
 
-FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces")
-"""The same for the fused kernel, which takes plain inputs alone.
+FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
+"""The same for the fused kernel.
 
 pieces: a Python int of at least 1; scratch: fp32, of
 :class:`candidates.kda_prefill.kernel.fused_plan.Scratch`.
@@ -107,8 +107,8 @@ class GdnFixup(Fixup):
 class FusedPrefill:
     """The fused kernel and, if it cuts sequences, its fix-up behind one host function."""
 
-    def __init__(self, rows: int) -> None:
-        self.fused, self.fixup = Fused(rows), GdnFixup()
+    def __init__(self, rows: int, options: Options) -> None:
+        self.fused, self.fixup = Fused(rows, options), GdnFixup()
 
     @cute.jit
     def __call__(
@@ -125,9 +125,11 @@ class FusedPrefill:
         X: cute.Tensor,
         scale: cutlass.Float32,
         pieces: cutlass.Int32,
+        A_log: cute.Tensor | None,
+        dt_bias: cute.Tensor | None,
         stream: CUstream,
     ):
-        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, stream)
+        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream)
         if cutlass.const_expr(self.fused.plan.cuts):
             if pieces > 1:
                 self.fixup(CU, O, S, X, pieces, stream)
@@ -199,8 +201,9 @@ def fused_job(
     """The fused kernel and its fix-up, with the arguments to compile them."""
     a = _Arguments(with_state, options)
     scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
-    return FusedPrefill(config.rows), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1), a.stream,
+    return FusedPrefill(config.rows, options), (
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
+        a.A_log, a.dt_bias, a.stream,
     )  # fmt: skip
 
 

@@ -173,8 +173,6 @@ class LoadedSchedule:
             raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
         results = {"o": outputs["o"], "final_state": outputs["final_state"]}
         options = entry.check(*args, state, *results.values(), self._in_place)
-        if isinstance(self.config, FusedConfig):
-            entry.arguments.decline_for_fused(options)
         launcher = compiling(
             lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
         )
