@@ -30,11 +30,12 @@ _SCORE_INSTRUCTIONS = 8.0
 """The same per element of a 16 x 8 tile of scores: its exponent, factors, selection, store."""
 
 
-_FUSED_STEP_US = {64: 0.85, 128: 1.6}
-"""One chunk of the fused kernel in one CTA, by value rows.
+_FUSED_STEP_US = {64: 1.3, 128: 2.1}
+"""One chunk of the fused kernel in one CTA, by value rows; estimates.
 
-Estimate: 128 rows take 2700 cycles of the tensor cores, and as many of shared memory; of 64 rows
-the dependent path with its latencies is 1500.  At 1.75 GHz, as measured under KDA's fused form."""
+KDA's step at 64 tokens and 64 rows was measured at 1.08 us.  Here it has four products of 64
+columns more, 0.07; the builders' products are 0.15 to 0.3 on the same tensor cores, and 128 rows
+take 1.6 times as long as 64, as measured at 32 tokens."""
 
 _FUSED_WARM = 2
 """Chunks of early start at gates of models, on the average of heads; an assumption."""

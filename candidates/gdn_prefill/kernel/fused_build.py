@@ -27,7 +27,6 @@ from candidates.gdn_prefill.kernel.fused_plan import (
     HEAD,
     LOWER_PITCH,
     TILE,
-    FusedPlan,
     lower_block,
     strict_block,
 )
@@ -46,7 +45,6 @@ _PITCH = 4 * LOWER_PITCH
 class Build(Jobs, Activation):
     """The part of the fused kernel that loads inputs and makes the matrices of chunks."""
 
-    plan: FusedPlan
     options: Options
 
     @cute.jit
