@@ -22,9 +22,13 @@ from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
-@functools.cache
 def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Any:
     """(compiled function, cubin, PTX, the compiler's remarks) of one variant."""
+    return _compiled(rows, with_state, options)
+
+
+@functools.cache
+def _compiled(rows: int, with_state: bool, options: Options) -> Any:
     require_dsl()
     from cutlass import cute
 

@@ -676,13 +676,16 @@ class Cta:
 
     def _setp(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         test, kind = parts[1], parts[-1]
-        if kind == "f32" and len(test) == 3:  # unordered
-            opposite = {"gtu": "le", "ltu": "ge", "geu": "lt", "leu": "gt", "neu": "eq"}[test]
+        if kind == "bf16":
+            x, y = (_bf16(self._get(name, "u16")) for name in a[1:3])
+        else:
             x, y = self._get(a[1], kind), self._get(a[2], kind)
+        if kind in ("f32", "bf16") and len(test) == 3:  # unordered
+            opposite = {"gtu": "le", "ltu": "ge", "geu": "lt", "leu": "gt", "neu": "eq"}[test]
             self._put(a[0], ~_COMPARE[opposite](x, y), mask)
             return
         test = {"lo": "lt", "hi": "gt"}.get(test, test)
-        self._put(a[0], _COMPARE[test](self._get(a[1], kind), self._get(a[2], kind)), mask)
+        self._put(a[0], _COMPARE[test](x, y), mask)
 
     def _selp(self, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
         x, y = self._get(a[1], parts[-1]), self._get(a[2], parts[-1])

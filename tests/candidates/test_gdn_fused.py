@@ -19,6 +19,7 @@ from operations.gdn_prefill import GdnWorkload
 
 OPERATION = operations.get("gdn_prefill")
 ROWS = [128, 64]
+LONGER = pytest.mark.soak
 
 
 def inputs_of(
@@ -105,8 +106,17 @@ def test_a_gdn_builder_that_may_fetch_may_also_write_its_matrices() -> None:
 # ------------------------------------------------------------------------ in the interpreter
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("regime", ["production", "slow", "constant_inf", "single_inf"])
+@pytest.mark.parametrize(
+    ("rows", "regime"),
+    [
+        (128, "production"),
+        (128, "constant_inf"),
+        (64, "single_inf"),
+        pytest.param(128, "slow", marks=LONGER),
+        pytest.param(64, "production", marks=LONGER),
+        pytest.param(64, "slow", marks=LONGER),
+    ],
+)
 def test_the_compiled_gdn_kernel_computes_what_the_oracle_does(rows: int, regime: str) -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
@@ -115,17 +125,28 @@ def test_the_compiled_gdn_kernel_computes_what_the_oracle_does(rows: int, regime
     judged(run_fused(rows, inputs), workload, inputs, regime)
 
 
-@pytest.mark.parametrize("regime", ["similar_keys", "beta_near_1", "mixed_heads", "scattered"])
+@pytest.mark.parametrize(
+    "regime",
+    ["mixed_heads", *(pytest.param(x, marks=LONGER) for x in ("beta_near_1", "scattered"))],
+)
 def test_several_gdn_chunks_and_a_cut_last_one_are_right(regime: str) -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
 
     lengths = (63, 65) if regime == "mixed_heads" else (15, 130)
-    workload, inputs = inputs_of(lengths, regime, initial_state=regime != "similar_keys")
+    workload, inputs = inputs_of(lengths, regime)
     judged(run_fused(128, inputs), workload, inputs, regime)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+def test_similar_keys_of_gdn_without_a_state_are_right() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((130,), "similar_keys", initial_state=False)
+    judged(run_fused(128, inputs), workload, inputs, "similar_keys")
+
+
+@pytest.mark.parametrize("rows", [128, pytest.param(64, marks=LONGER)])
 def test_the_order_of_warps_does_not_change_a_bit_of_gdn(rows: int) -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
@@ -195,7 +216,13 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("what", RAW)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "everything, as views",
+        *(pytest.param(name, marks=LONGER) for name in RAW if "everything" not in name),
+    ],
+)
 def test_raw_gdn_inputs_mean_what_they_are_activated_to(what: str) -> None:
     pytest.importorskip("cutlass")
     from gdn_compile import raw_call
@@ -255,6 +282,7 @@ def test_the_order_of_warps_does_not_change_a_bit_of_gdn_pieces() -> None:
         assert torch.equal(x, again[name])
 
 
+@LONGER
 def test_a_gdn_carry_of_more_segments_than_fit_is_right() -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
@@ -263,7 +291,13 @@ def test_a_gdn_carry_of_more_segments_than_fit_is_right() -> None:
     judged(run_fused(128, inputs, 2 * MAPS + 4), workload, inputs, "slow")
 
 
-@pytest.mark.parametrize("what", ["tame", "a long key", "a negative strength", "a slow gate"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a long key",
+        *(pytest.param(x, marks=LONGER) for x in ("tame", "a negative strength", "a slow gate")),
+    ],
+)
 def test_the_compiled_gdn_guard_sees_what_breaks_its_bound(what: str) -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
@@ -334,7 +368,7 @@ def test_the_gdn_emulation_rounds_like_the_kernel() -> None:
             assert error <= 1e-3 * x.float().norm(), (regime, name)
 
 
-@pytest.mark.parametrize("regime", ["slow", "constant_2"])
+@pytest.mark.parametrize("regime", ["slow", pytest.param("constant_2", marks=LONGER)])
 def test_the_gdn_emulation_cuts_like_the_kernels(
     regime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
