@@ -99,9 +99,10 @@ class ProcessPool:
         """Answers, deaths and overruns since the last call; does not wait."""
         events: list[Event] = []
         for worker in list(self._workers):
+            # Asked before reading: what it answered before it died still counts.
+            ended = not worker.process.is_alive()
             events += self._read(worker)
-            if worker in self._workers:
-                events += self._check(worker)
+            events += self._check(worker, ended=ended)
         self._assign()
         return events
 
@@ -163,9 +164,9 @@ class ProcessPool:
             pass  # it is dying: the sentinel tells, and the exit code says how
         return events
 
-    def _check(self, worker: _Worker) -> list[Event]:
+    def _check(self, worker: _Worker, *, ended: bool) -> list[Event]:
         task = worker.task
-        if not worker.process.is_alive():
+        if ended:
             how = _how(worker.process.exitcode)
             if task is None and not worker.ready:
                 # Somebody may have killed it; one that cannot start says so, or dies again.

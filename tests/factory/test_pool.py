@@ -142,6 +142,30 @@ def test_closing_without_cancel_finishes_what_is_queued(make, tmp_path):
     assert executor.close() == []
 
 
+def test_what_a_worker_answered_before_it_died_counts(make, tmp_path, monkeypatch):
+    executor = make(workers=1)
+    pool = executor._pool
+    read, killed = pool._read, []
+
+    def late(worker):
+        """Looks just before the answer comes, and the worker is gone when it has."""
+        if killed or worker.task is None:
+            return read(worker)
+        until(worker.tasks.poll, "an answer")
+        worker.process.kill()
+        worker.process.join()
+        killed.append(worker)
+        return []
+
+    monkeypatch.setattr(pool, "_read", late)
+    executor.submit(task(tmp_path, 1, toy("exact", block=1)))
+    (event,) = polled(executor, 1)
+    assert killed
+    assert isinstance(event, StageFinished)
+    executor.submit(task(tmp_path, 2, toy("exact", block=1)))  # to the next worker
+    assert [type(e) for e in polled(executor, 1)] == [StageFinished]
+
+
 def test_a_worker_killed_while_it_starts_is_replaced(make, tmp_path):
     executor = make(workers=1)
     executor.submit(task(tmp_path, 1, toy("exact", block=1)))
