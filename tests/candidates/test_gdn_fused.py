@@ -242,6 +242,16 @@ def test_raw_gdn_inputs_mean_what_they_are_activated_to(what: str) -> None:
     assert "C75" not in remarks
 
 
+def test_gdn_gates_and_strengths_are_read_by_their_own_steps() -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((100,), "mixed_heads", heads=(1, 2))
+    views = {name: inputs[name].T.contiguous().T for name in ("g", "beta")}
+    got = run_fused(128, {**inputs, **views}, 2, options=Options(compact=False))
+    judged(got, workload, inputs, "mixed_heads")
+
+
 # ------------------------------------------------------------------------ pieces
 
 
@@ -267,7 +277,7 @@ def test_gdn_pairs_across_heads_and_sequences_are_right() -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
 
-    workload, inputs = inputs_of((150, 0, 77), "mixed_heads", heads=(1, 2))
+    workload, inputs = inputs_of((150, 0, 77, 0), "mixed_heads", heads=(1, 2))
     judged(run_fused(128, inputs, 3), workload, inputs, "mixed_heads")
 
 

@@ -17,7 +17,7 @@ from gdn_compile import raw_call
 import operations
 from candidates.gdn_prefill import FAMILY
 from candidates.gdn_prefill.kernel import launch
-from candidates.gdn_prefill.kernel.entry import Config, gdn_prefill, workspace
+from candidates.gdn_prefill.kernel.entry import Config, FusedConfig, gdn_prefill, workspace
 from candidates.kda_prefill.kernel.options import Options
 from operations.gdn_prefill import GdnWorkload
 
@@ -268,7 +268,11 @@ def test_a_traced_call_equals_an_eager_one() -> None:
     assert torch.equal(s, want_state)
 
 
-@pytest.mark.parametrize("config", [Config(16), Config(64), Config(32, segments=8)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [Config(16), Config(64), Config(32, segments=8), FusedConfig(64), FusedConfig(128)],
+    ids=str,
+)
 def test_over_2_to_31_elements(config: Config) -> None:
     T, H, HV, tail = 1048592, 8, 16, 1500
     generator = torch.Generator(DEVICE).manual_seed(0)

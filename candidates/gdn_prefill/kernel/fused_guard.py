@@ -50,7 +50,7 @@ class Guard(Activation):
                 for half in cutlass.range_constexpr(2):
                     token = begin * PIECE - (warp_id + 1) * BT + 32 * half + lane
                     inside = asked and token >= 0
-                    row = row0 + op.select(inside, token, I32(0))
+                    row = op.select(inside, row0 + token, I32(0))  # row0 may be behind the last
                     gate = self.gates([F32(G.g[row, h])], self.gate_constants(G, h, 0, 1))[0]
                     gates.append(op.select(inside, gate, F32(0.0)))
             for i in cutlass.range_constexpr(3):

@@ -60,8 +60,7 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
 """The same for the fused kernel.
 
-pieces: a Python int of at least 1; scratch: fp32, of
-:class:`candidates.kda_prefill.kernel.fused_plan.Scratch`.
+pieces: a Python int of at least 1; scratch: fp32, ``Scratch`` of KDA's fused form.
 """
 
 
