@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import record_makers as make
 
 import operations
 from candidates import Family, Parameter, Schedule
@@ -10,13 +10,9 @@ from factory.plan import modelled_order
 from factory.replay import Recording
 from factory.search import Outcome
 from leaderboard.records import (
-    CampaignRecord,
     CampaignStatus,
     Clock,
-    FingerprintRecord,
-    JobRecord,
     JobStatus,
-    StageRecord,
     StageStatus,
     TrialStatus,
 )
@@ -119,40 +115,23 @@ def outcome(schedule: Schedule) -> Outcome:
 
 def record(store, name="recorded", schedules=None):
     """Write the campaign with all verdicts; returns its record."""
-    now = datetime.now(UTC)
     schedules = FAMILY.offered("all") if schedules is None else schedules
     campaign = store.create_campaign(
-        CampaignRecord(
-            id=f"{name}-1",
+        make.campaign(
+            f"{name}-1",
             name=name,
             operation="toy_scale",
-            operation_version="1",
             family=FAMILY.name,
             source_hash=FAMILY.source_hash(),
-            config={},
-            space_hash="0" * 64,
-            space={},
-            seed=0,
             budget=len(schedules),
-            status=CampaignStatus.RUNNING,
             clock=Clock.MODELLED,
-            created_at=now,
-            updated_at=now,
+            workloads=(),
         )
     )
     store.acquire(campaign.id)
-    store.put_fingerprint(FingerprintRecord(id="e" * 64, values={"made": "up"}))
+    store.put_fingerprint(make.FINGERPRINT)
     job = f"job-{name}"
-    store.open_job(
-        JobRecord(
-            id=job,
-            campaign_id=campaign.id,
-            fingerprint_id="e" * 64,
-            gpu="none",
-            status=JobStatus.OPEN,
-            started_at=now,
-        )
-    )
+    store.open_job(make.job(job, campaign.id, gpu="none"))
     for number, schedule in enumerate(schedules):
         wrong = schedule.get("order") == "c"
         trial = store.begin_trial(
@@ -164,9 +143,7 @@ def record(store, name="recorded", schedules=None):
         )
         status = StageStatus.REJECTED if wrong else StageStatus.PASSED
         for stage in ("emulate",) if wrong else ("emulate", "compile"):
-            store.record_stage(
-                trial.id, StageRecord(stage=stage, status=status, reason="off" * wrong, seconds=0)
-            )
+            store.record_stage(trial.id, make.stage(stage, status, reason="off" * wrong))
         if wrong:
             store.finish_trial(trial.id, TrialStatus.REJECTED, reason="off")
         else:

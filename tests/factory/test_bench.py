@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import check_fakes
 import device_fakes as fakes
 import pytest
+import record_makers as make
+from answers import Answer, ask
 
 import candidates
 import operations
 from factory.bench import LIMITS, WINNER, Benched, Entry, bench, choose, floor_of
 from factory.bench_rows import Row, geomeans, rows
-from factory.cli import main
 from factory.cli.bench import _print_contestants
 from factory.device.rounds import PHASE, pooled, run_rounds
 from factory.device.simulated import SimulatedDevice
 from factory.errors import UserError
 from leaderboard import Clock, Store, Verdict, open_store, shapes, winner
 from leaderboard.records import (
-    CampaignRecord,
-    CampaignStatus,
-    FingerprintRecord,
-    JobRecord,
     JobStatus,
     MeasurementRecord,
-    StageRecord,
-    StageStatus,
     TrialStatus,
 )
 
@@ -255,22 +250,9 @@ def test_every_round_gives_everybody_one_turn() -> None:
     assert set(done.results) == {first, second}
 
 
-def a_time(workload: str, us: float, **changes) -> MeasurementRecord:
-    values = {
-        "job_id": "job-0",
-        "trial_id": 0,
-        "workload": workload,
-        "regime": "production",
-        "clock": Clock.GPU,
-        "cache": "warm",
-        "method": "simulated",
-        "median_us": us,
-        "low_us": us,
-        "high_us": us,
-        "samples_us": (us,),
-        "kernels": ("toy_main",),
-    }
-    return MeasurementRecord(**{**values, **changes})
+def a_time(workload: str, us: float, **changes: Any) -> MeasurementRecord:
+    values = {"trial_id": 0, "low_us": us, "high_us": us, "samples_us": (us,)}
+    return make.time("job-0", workload, us, **{**values, "kernels": ("toy_main",), **changes})
 
 
 def test_pooling_keeps_owners_shapes_clocks_and_caches_apart() -> None:
@@ -299,52 +281,16 @@ def test_pooling_keeps_owners_shapes_clocks_and_caches_apart() -> None:
 
 def fill(store: Store, *, source: str = FAMILY.source_hash()) -> dict[int, int]:
     """A measured campaign: block 1 leads its ranking, block 2 its finals; block to trial."""
-    now = datetime.now(UTC)
-    fingerprint = FingerprintRecord(id="f" * 64, values={"gpu": "SIM"})
-    store.put_fingerprint(fingerprint)
-    store.create_campaign(
-        CampaignRecord(
-            id="toy-1",
-            name="toy",
-            operation="toy_scale",
-            operation_version="1",
-            family="toy",
-            source_hash=source,
-            config={},
-            space_hash="b" * 64,
-            space={},
-            seed=0,
-            budget=2,
-            status=CampaignStatus.RUNNING,
-            clock=Clock.GPU,
-            workloads=("64", "256"),
-            created_at=now,
-            updated_at=now,
-        )
-    )
+    store.put_fingerprint(make.FINGERPRINT)
+    toy = {"operation": "toy_scale", "family": "toy", "workloads": ("64", "256")}
+    store.create_campaign(make.campaign("toy-1", name="toy", source_hash=source, **toy))
     store.acquire("toy-1")
-    store.open_job(
-        JobRecord(
-            id="job-0",
-            campaign_id="toy-1",
-            fingerprint_id=fingerprint.id,
-            gpu="SIM",
-            status=JobStatus.OPEN,
-            started_at=now,
-        )
-    )
+    store.open_job(make.job("job-0", "toy-1"))
     trials = {}
     for block, us, final_us in ((1, 11.0, 13.0), (2, 12.0, 12.0)):
         schedule = FAMILY.schedule({"kind": "exact", "block": block})
-        trial = store.begin_trial(
-            "toy-1",
-            number=block,
-            schedule_key=schedule.key,
-            schedule=schedule.as_dict(),
-            source_hash=source,
-            gate_bound=-5.5,
-            log_path=None,
-        )
+        ours = {"schedule_key": schedule.key, "schedule": schedule.as_dict()}
+        trial = make.begin(store, block, "toy-1", source_hash=source, gate_bound=-5.5, **ours)
         trials[block] = trial.id
 
         def on(us: float, phase: str, trial_id: int = trial.id) -> list[MeasurementRecord]:
@@ -354,19 +300,9 @@ def fill(store: Store, *, source: str = FAMILY.source_hash()) -> dict[int, int]:
                 for w in ("64", "256")
             ]
 
-        store.record_stage(
-            trial.id,
-            StageRecord(stage="time", status=StageStatus.PASSED, seconds=0.1),
-            measurements=on(us, "search"),
-        )
-        store.finish_trial(
-            trial.id,
-            TrialStatus.PASSED,
-            clock=Clock.GPU,
-            score_us=us,
-            slow_us=us,
-            job_id="job-0",
-        )
+        store.record_stage(trial.id, make.stage("time"), measurements=on(us, "search"))
+        done = {"clock": Clock.GPU, "score_us": us, "slow_us": us, "job_id": "job-0"}
+        store.finish_trial(trial.id, TrialStatus.PASSED, **done)
         store.add_measurements(on(final_us, "final"))
     store.close_job("job-0", JobStatus.VALID)
     store.release("toy-1")
@@ -442,13 +378,6 @@ def test_a_key_that_is_no_schedule_is_refused(key: str, said: str) -> None:
 # -- the command ---------------------------------------------------------------------------
 
 
-@dataclass
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -458,13 +387,7 @@ def command(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("candidates.baselines", lambda name: (check_fakes.Control(),))
 
-    def run(*arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as left:
-            main(["bench", *arguments])
-        said = capsys.readouterr()
-        return Answer(int(left.value.code or 0), said.out, said.err)
-
-    return run
+    return partial(ask, capsys, "bench")
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import check_fakes as fakes
 import pytest
+from answers import Answer, ask
 
 import operations
 from candidates.user import read_user_file
 from factory.check import STAGES, Checked, CheckedStage, against, check
-from factory.cli import main
 from factory.device import Limits
 from factory.device.bank import seed_of
 from factory.device.simulated import SimulatedDevice
@@ -255,13 +255,6 @@ def test_on_a_cpu_a_candidate_computes_on_one_thread_unless_the_user_says_otherw
 # -- the command ---------------------------------------------------------------------------
 
 
-@dataclass
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -271,13 +264,7 @@ def command(
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    def run(*arguments: str | Path) -> Answer:
-        with pytest.raises(SystemExit) as left:
-            main(["check", *map(str, arguments)])
-        said = capsys.readouterr()
-        return Answer(int(left.value.code or 0), said.out, said.err)
-
-    return run
+    return partial(ask, capsys, "check")
 
 
 def test_the_example_that_is_right_passes(command: Callable[..., Answer]) -> None:

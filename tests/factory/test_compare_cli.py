@@ -3,104 +3,39 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 
 import pytest
+import record_makers as make
+from answers import ask
 
 import leaderboard
-from factory.cli import _run
-from leaderboard import (
-    CampaignRecord,
-    CampaignStatus,
-    Clock,
-    Comparison,
-    FingerprintRecord,
-    JobRecord,
-    JobStatus,
-    MeasurementRecord,
-    StageRecord,
-    StageStatus,
-    TrialStatus,
-)
+from leaderboard import Clock, Comparison, JobStatus, StageStatus, TrialStatus
 
 SHAPES = ("one", "two")
-NOW = datetime(2026, 11, 30, 8, 0, tzinfo=UTC)
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with leaderboard.open_store(leaderboard.DEFAULT_URL) as opened:
-        opened.create_campaign(
-            CampaignRecord(
-                id="c-1",
-                name="c",
-                operation="toy",
-                operation_version="1",
-                family="toy",
-                source_hash="a",
-                config={},
-                space_hash="b",
-                space={},
-                seed=0,
-                budget=9,
-                status=CampaignStatus.RUNNING,
-                clock=Clock.GPU,
-                workloads=SHAPES,
-                slow_regime=None,
-                created_at=NOW,
-                updated_at=NOW,
-            )
-        )
-        opened.put_fingerprint(FingerprintRecord(id="f", values={}))
+        opened.create_campaign(make.campaign("c-1", workloads=SHAPES, slow_regime=None))
+        opened.put_fingerprint(make.FINGERPRINT)
         for id_, gpu in (("h200", "NVIDIA H200"), ("h100", "NVIDIA H100")):
-            opened.open_job(
-                JobRecord(
-                    id=id_,
-                    campaign_id="c-1",
-                    fingerprint_id="f",
-                    gpu=gpu,
-                    status=JobStatus.OPEN,
-                    started_at=NOW,
-                )
-            )
+            opened.open_job(make.job(id_, "c-1", gpu=gpu))
         yield opened
 
 
 def begin(store, number):
-    trial = store.begin_trial(
-        "c-1",
-        number=number,
-        schedule_key=f"n={number}",
-        schedule={"n": number},
-        source_hash="a",
-        gate_bound=None,
-        log_path=None,
-    )
-    return trial.id
+    return make.begin(store, number, "c-1").id
 
 
 def timed(store, number, times, job="h200"):
     id_ = begin(store, number)
     measured = [
-        MeasurementRecord(
-            job_id=job,
-            trial_id=id_,
-            workload=w,
-            regime="production",
-            clock=Clock.GPU,
-            cache="warm",
-            method="cupti",
-            median_us=us,
-            low_us=us * 0.99,
-            high_us=us * 1.01,
-            samples_us=tuple(us * (1 + n / 1000) for n in range(-5, 6)),
-        )
+        make.time(job, w, us, trial_id=id_, samples_us=[us * (1 + n / 1000) for n in range(-5, 6)])
         for w, us in zip(SHAPES, times, strict=True)
     ]
-    store.record_stage(
-        id_, StageRecord(stage="time", status=StageStatus.PASSED, seconds=1), measurements=measured
-    )
+    store.record_stage(id_, make.stage("time"), measurements=measured)
     score = (times[0] * times[1]) ** 0.5
     store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.GPU, score_us=score, job_id=job)
     return id_
@@ -112,9 +47,7 @@ def run(store, capsys):
         for job in store.list_jobs("c-1"):
             if job.status is JobStatus.OPEN:
                 store.close_job(job.id, JobStatus.VALID)
-        code = _run(["compare", *map(str, argv)])
-        out, err = capsys.readouterr()
-        return code, out, err
+        return ask(capsys, "compare", *argv)
 
     return run_
 
@@ -164,9 +97,7 @@ def test_other_jobs_are_refused_with_what_to_do_instead(store, run):
 
 def test_a_trial_without_a_time_is_refused(store, run):
     a, b = timed(store, 0, (10.0, 40.0)), begin(store, 1)
-    store.record_stage(
-        b, StageRecord(stage="emulate", status=StageStatus.REJECTED, reason="wrong", seconds=1)
-    )
+    store.record_stage(b, make.stage("emulate", StageStatus.REJECTED, reason="wrong"))
     store.finish_trial(b, TrialStatus.REJECTED, reason="wrong")
     code, _, err = run(a, b)
     assert code == 2
@@ -177,7 +108,7 @@ def test_modelled_times_get_a_ratio_and_no_verdict(store, run):
     ids = []
     for number, us in enumerate((10.0, 20.0)):
         id_ = begin(store, number)
-        store.record_stage(id_, StageRecord(stage="emulate", status=StageStatus.PASSED, seconds=1))
+        store.record_stage(id_, make.stage("emulate"))
         store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.MODELLED, score_us=us)
         ids.append(id_)
     code, out, _ = run(*ids)

@@ -16,6 +16,7 @@ from waiting import until
 from leaderboard import JobStatus, Store, StoreError, TrialRecord, TrialStatus, open_store, ranked
 
 ROOT = Path(__file__).parents[2]
+HELPERS = (ROOT / "tests", Path(__file__).parent)
 
 WRITER = """
 import sys, board
@@ -104,7 +105,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *HELPERS)))},
     )
 
 
