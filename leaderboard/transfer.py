@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +36,7 @@ from leaderboard.models import (
 )
 from leaderboard.records import TrialStatus
 from leaderboard.store import Store
+from leaderboard.whole_file import whole_file
 
 __all__ = [
     "FORMAT",
@@ -85,18 +85,14 @@ def export_lines(store: Store, campaign_ids: Sequence[str] | None = None) -> Ite
 
 def export_file(store: Store, path: Path, campaign_ids: Sequence[str] | None = None) -> int:
     """Write :func:`export_lines` to ``path``, whole or not at all; returns the lines written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as stream:
+        with whole_file(path) as stream:
             for line in export_lines(store, campaign_ids):
                 stream.write(line + "\n")
                 count += 1
-        partial.replace(path)
     except OSError as error:
         raise TransferError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return count
 
 

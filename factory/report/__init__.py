@@ -39,8 +39,9 @@ def write_report(store: Store, campaign: CampaignRecord, path: Path) -> int:
     OSError
         If the file cannot be written.
     """
-    page = build_report(store, campaign).encode()
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_bytes(page)
-    draft.replace(path)
-    return len(page)
+    from leaderboard.whole_file import whole_file
+
+    page = build_report(store, campaign)
+    with whole_file(path) as stream:
+        stream.write(page)
+    return len(page.encode())
