@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -392,7 +393,10 @@ def test_a_dry_run_counts_the_space_and_runs_nothing(factory, tmp_path):
 
 def test_a_dry_run_estimates_from_earlier_campaigns(inside):
     found = json.loads(inside("launch", "toy.toml", "--dry-run", "--json")[1])
-    assert 0 < found["estimate_s"] < 60
+    with open_store("sqlite:///factory.db", read_only=True) as store:
+        (earlier,) = store.list_campaigns()
+        taken = [s.seconds for t in store.load_trials(earlier.id) for s in t.stages]
+    assert 0 < found["estimate_s"] == pytest.approx(sum(taken))  # as many trials again
 
 
 def test_print_config_is_a_campaign_file(factory, tmp_path):
@@ -403,8 +407,9 @@ def test_print_config_is_a_campaign_file(factory, tmp_path):
     assert "seed = 7" in out
 
 
-def test_a_new_campaign_may_follow_a_finished_one(inside):
-    code, out, _ = inside("launch", "toy.toml", "--json", "--budget", 1)
+def test_a_new_campaign_may_follow_a_finished_one(factory, finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)  # others read the first alone
+    code, out, _ = factory("launch", "toy.toml", "--json", "--budget", 1)
     assert (code, json.loads(out)["finished"]) == (0, 1)
 
 
