@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import sys
@@ -33,29 +34,45 @@ SUBJECTS = {
     )
     for form in ("split", "fused")
 }
-"""A campaign that each form of schedule wins; only one takes raw inputs itself."""
+"""A campaign that each form of schedule wins."""
 
 
-def by_the_oracle(package: str) -> Callable[..., None]:
-    """What a compiled call is handed, computed in float64; what is raw is activated here."""
+def by_the_oracle(package: str) -> Callable[[Any, bool, Any], Callable[..., None]]:
+    """Kernels that compute in float64 what they are handed, in the form they were compiled for.
 
-    def compiled(*handed: Any) -> None:
+    They activate and normalise what the form says, and nothing else.
+    """
+
+    def compiled(config: Any, with_state: bool, options: Any) -> Callable[..., None]:
         host = importlib.import_module(f"{package}.kernel.host")
-        fused = len(handed) == len(host.FUSED_ABI)
-        a = dict(zip(host.FUSED_ABI if fused else host.ABI, handed, strict=True))
-        q, k, g, beta = (a[name].double() for name in ("q", "k", "g", "beta"))
-        if fused:
-            assert a["g"].dtype is a["beta"].dtype is torch.float32
-            assert torch.allclose(q.norm(dim=-1), torch.ones(()).double(), atol=1e-2)
-            assert all(x.is_contiguous() for x in handed if isinstance(x, torch.Tensor))
-        elif a["A_log"] is not None:
-            shifted = g + a["dt_bias"][:, 0].double()
+        abi = host.FUSED_ABI if hasattr(config, "waves") else host.ABI
+        return functools.partial(run, abi, with_state, options)
+
+    def run(abi: tuple[str, ...], with_state: bool, options: Any, *handed: Any) -> None:
+        a = dict(zip(abi, handed, strict=True))
+        assert with_state is (a["initial_state"] is not None)
+        assert (options.final_state is None) is (a["final_state"] is None)
+        assert (options.raw_gate, options.bias) == (
+            a["A_log"] is not None,
+            a["dt_bias"] is not None,
+        )
+        for name, said in (
+            ("g", options.gate_dtype), ("beta", options.beta_dtype), ("cu_seqlens", options.offsets)
+        ):  # fmt: skip
+            assert str(a[name].dtype) == f"torch.{said}"
+        inputs = [a[name] for name in ("q", "k", "v", "g", "beta")]
+        assert options.compact is all(x.is_contiguous() for x in inputs)
+        q, k, v, g, beta = (x.double() for x in inputs)
+        if options.raw_gate:
+            shifted = g + a["dt_bias"][:, 0].double() if options.bias else g
             g = -a["A_log"].double().exp() * torch.nn.functional.softplus(shifted)
+        if options.beta_logits:
             beta = beta.sigmoid()
-        q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+        if options.l2norm:
+            q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
         found = OPERATION.oracle(
-            {"q": q, "k": k, "g": g, "beta": beta}
-            | {name: a[name] for name in ("v", "cu_seqlens", "initial_state", "scale")}
+            {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+            | {name: a[name] for name in ("cu_seqlens", "initial_state", "scale")}
         )
         a["o"].copy_(found["o"])
         if a["final_state"] is not None:
@@ -236,8 +253,8 @@ def test_a_form_is_compiled_ahead_under_the_operations_name(selection: Selection
     assert "aot/gdn_prefill_sm90a.so" in made
     (told,) = json.loads(made["aot/index.json"])["forms"]
     assert told == {"key": keys[0], "symbol": "gdn_prefill_0"}
-    plain = exporter.forms(SUBJECTS["fused"].schedules[:1])
-    assert {form.options.l2norm for form in plain} == {False}
+    fused = exporter.forms(SUBJECTS["fused"].schedules[:1])
+    assert {form.options for form in fused} == {form.options for form in forms}
 
 
 def test_the_definition_has_the_axes_of_the_operation_and_its_oracle(selection: Selection) -> None:

@@ -84,7 +84,7 @@ class _Call:
         return o.view(self.v.shape), final
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """q to cu_seqlens, and the options, of :func:`.api.any_prefill`; any_copies."""
+        """q to cu_seqlens, and the options, of :func:`.api.any_prefill`; views and no copies."""
         tensors = [self.q, self.k, self.v, self.g, self.beta]
         if self.cu_seqlens is not None:
             tensors = [x.squeeze(0) for x in tensors]
@@ -95,4 +95,3 @@ class _Call:
         }
         # part: fla_activation
         return (*tensors, self.cu_seqlens), options
-# part: fla_helpers
