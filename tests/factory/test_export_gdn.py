@@ -112,6 +112,19 @@ def call(**changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
+def raw(**changes: Any) -> dict[str, Any]:
+    """As a model does that leaves the activations to fla too."""
+    return call(
+        g=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        beta=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        A_log=torch.randn(VALUE_HEADS) * 0.2,
+        dt_bias=torch.randn(VALUE_HEADS),
+        use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        **changes,
+    )
+
+
 def expected(x: dict[str, Any], **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     lead = {n: x[n].squeeze(0) for n in ("q", "k", "v", "g", "beta")}
     lead |= {n: torch.nn.functional.normalize(lead[n].double(), dim=-1) for n in "qk"}
@@ -143,15 +156,7 @@ def test_what_models_pass_is_computed_as_fla_defines_it_and_states_are_in_its_la
 
 
 def test_raw_gates_and_logits_are_activated(backend: Any) -> None:
-    x = call(
-        g=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
-        beta=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
-        A_log=torch.randn(VALUE_HEADS) * 0.2,
-        dt_bias=torch.randn(VALUE_HEADS),
-        use_gate_in_kernel=True,
-        use_beta_sigmoid_in_kernel=True,
-        state_v_first=True,
-    )
+    x = raw(state_v_first=True)
     o, _ = served(backend, x)
     shifted = torch.nn.functional.softplus(x["g"].double() + x["dt_bias"].double())
     told = {**x, "g": -x["A_log"].double().exp() * shifted, "beta": x["beta"].double().sigmoid()}
@@ -207,18 +212,53 @@ def test_the_verifier_launches_nothing(backend: Any, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.nn.functional, name, pytest.fail)
     for name in ("float", "sigmoid", "square", "contiguous"):
         monkeypatch.setattr(torch.Tensor, name, lambda *a, **k: pytest.fail("it computes"))
-    raw = call(use_gate_in_kernel=True, A_log=torch.zeros(VALUE_HEADS))
-    for x in (call(), raw | {"use_beta_sigmoid_in_kernel": True}):
+    for x in (call(), raw()):
         assert backend.chunk_gated_delta_rule_verifier(**x) == (True, None)
 
 
-def test_gradients_stay_with_fla(backend: Any) -> None:
-    x = call()
-    x["v"].requires_grad_()
+@pytest.mark.parametrize("name", ["v", "initial_state", "A_log", "dt_bias"])
+def test_gradients_stay_with_fla(backend: Any, name: str) -> None:
+    x = raw()
+    x[name].requires_grad_()
     answer, reason = backend.chunk_gated_delta_rule_verifier(**x)
     assert (answer, "forward only" in reason) == (False, True)
     with torch.no_grad():
         assert backend.chunk_gated_delta_rule_verifier(**x)[0] is True
+
+
+@pytest.mark.parametrize("final", [True, False], ids=["final state", "no final state"])
+@pytest.mark.parametrize("state", ["given", "transposed", "none"])
+def test_what_is_compiled_ahead_is_what_fla_asks_for_and_then_calls(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, final: bool, state: str
+) -> None:
+    """Where the DSL is not installed a call that the verifier let through must not raise."""
+    package = type(backend).__module__.rpartition(".")[0]
+    aot, entry = (importlib.import_module(f"{package}.{name}") for name in ("_aot", "kernel.entry"))
+    subject = SUBJECTS[package.split("_")[1]]
+    ahead = {form.key for form in exporter_of("gdn_prefill").forms(subject.schedules)}
+    monkeypatch.setattr(aot, "_symbols", lambda: dict.fromkeys(ahead, "f"))
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    compiled, called = entry.compiled, []
+
+    def looked_up(*form: Any) -> Any:
+        called.append(aot._key(*form))
+        return compiled(*form)
+
+    monkeypatch.setattr(entry, "compiled", looked_up)
+    known = importlib.import_module(f"{package}.kda.known")
+    monkeypatch.setattr(known, "_KNOWN", {})  # calls of other tests, whose kernels are at hand
+    for x in (call(), raw()):
+        x["output_final_state"] = final
+        given = x["initial_state"]
+        x["initial_state"] = {"given": given, "transposed": given.mT, "none": None}[state]
+        assert backend.chunk_gated_delta_rule_verifier(**x) == (True, None)
+        _, found = backend.chunk_gated_delta_rule(**x)
+        assert (found is not None) is final
+    assert len(called) == 2
+    assert set(called) <= ahead
+    monkeypatch.setattr(aot, "_symbols", lambda: dict.fromkeys(ahead - set(called), "f"))
+    answer, reason = backend.chunk_gated_delta_rule_verifier(**call(**x))
+    assert (answer, "compiled ahead of time" in reason) == (False, True)
 
 
 def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
@@ -227,8 +267,7 @@ def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
     module = type(backend).__module__
     for name in (module, module.replace("fla_backend", "api")):
         monkeypatch.setattr(sys.modules[name], "GATE_BOUND", -5.0)
-    raw = call(use_gate_in_kernel=True, A_log=torch.zeros(VALUE_HEADS))
-    for x in (call(), raw):
+    for x in (call(), raw()):
         assert "stronger than -5" in backend.chunk_gated_delta_rule_verifier(**x)[1]
 
 
@@ -246,7 +285,7 @@ def test_a_form_is_compiled_ahead_under_the_operations_name(selection: Selection
     exporter = exporter_of("gdn_prefill")
     forms = exporter.forms([row.schedule for row in selection.rows])
     keys = [form.key for form in forms]
-    assert len(keys) == len(set(keys)) == 12
+    assert len(keys) == len(set(keys)) == 24
     assert any("gate='softplus'" in key for key in keys)
     assert any("gate='log'" in key and "l2norm=True" in key for key in keys)
     made = aot.compile_library(exporter, forms[:1])

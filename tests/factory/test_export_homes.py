@@ -115,7 +115,8 @@ def test_what_a_model_passes_is_activated_as_fla_defines_it(backend: Any) -> Non
         use_qk_l2norm_in_kernel=True,
     )
     assert backend.chunk_kda_verifier(**x) == (True, None)
-    o, _ = backend.chunk_kda(**x)
+    longer = {name: x[name] * 2 for name in ("q", "k")}
+    o, _ = backend.chunk_kda(**{**x, **longer})
     shifted = x["g"][0].double() + x["dt_bias"].view(3, 128).double()
     activated = {
         **x,
@@ -148,9 +149,10 @@ def test_the_verifier_says_why_not(backend: Any, changes: dict[str, Any], said: 
     assert said in reason
 
 
-def test_gradients_stay_with_fla(backend: Any) -> None:
-    x = call()
-    x["v"].requires_grad_()
+@pytest.mark.parametrize("name", ["v", "initial_state", "A_log"])
+def test_gradients_stay_with_fla(backend: Any, name: str) -> None:
+    x = call(A_log=torch.zeros(3), lower_bound=-5.0, use_gate_in_kernel=True)
+    x[name].requires_grad_()
     assert backend.chunk_kda_verifier(**x)[0] is False
     with torch.no_grad():
         assert backend.chunk_kda_verifier(**x)[0] is True
