@@ -324,6 +324,17 @@ def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_pa
         assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates.kda_prefill.kernel")
 
 
+@pytest.mark.parametrize("form", SUBJECTS)
+def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
+    with open_store("sqlite://") as store:
+        board.fill(store, subject=SUBJECTS[form])
+        files = render(select(OPERATION, FAMILY, [store]))
+    sources = {name: data.decode() for name, data in files.items() if name.endswith(".py")}
+    assert ":mod:`..kda.image`" in sources["kernel/__init__.py"]
+    assert not [name for name, text in sources.items() if "candidates.gdn_prefill" in text]
+    assert not [name for name, text in sources.items() if "candidates.kda_prefill" in text]
+
+
 def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
     faster = {**board.even(board.GDN), (2, "8192/8/16/64", "production"): 90.0}
     faster[2, "8192/8/16/64", "slow"] = 90.0
