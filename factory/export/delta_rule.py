@@ -123,7 +123,7 @@ class DeltaRuleExporter(Exporter):
         return version
 
     def forms(self, schedules: Sequence[Schedule]) -> tuple[Form, ...]:
-        """Those of :meth:`options_of`, with and without an initial state."""
+        """Those of :meth:`options_of`, with and without an initial and a final state."""
         found: dict[Form, None] = {}
         for schedule in schedules:
             config = self._module("launch").config_of(schedule)
@@ -131,12 +131,13 @@ class DeltaRuleExporter(Exporter):
                 config = replace(config, waves=1)
             for options in self.options_of(config, import_module(self.options)):
                 for with_state in (True, False):
-                    found.setdefault(Form(config, with_state, options))
+                    for form in (options, replace(options, final_state=None)):
+                        found.setdefault(Form(config, with_state, form))
         return tuple(found)
 
     @abstractmethod
     def options_of(self, config: Any, options: Any) -> tuple[Any, ...]:
-        """What is compiled ahead of time for a configuration.
+        """What is compiled ahead of time for a configuration, with a final state.
 
         Parameters
         ----------

@@ -56,7 +56,6 @@ class GdnExporter(DeltaRuleExporter):
         "any_fla_entry": '"gated_delta_rule"',
         "any_fla_rival": "FlashQLA",
         "any_fla_bias": "HEADS",
-        "any_copies": "as served",
         "AnyPrefillBackend": "GdnPrefillBackend",
     }
     phrases = (
@@ -90,17 +89,14 @@ class GdnExporter(DeltaRuleExporter):
 
     def options_of(self, config: Any, options: Any) -> tuple[Any, ...]:
         """The plain form, what fla's callers pass (activated gates in fp32, write strengths in
-        bf16, q and k to be normalised) and raw inputs; fused schedules serve the plain form alone.
-        A batch of equal sequences is packed by the entry point."""
-        offsets = ("int32", "int64")
-        if hasattr(config, "waves"):
-            return with_offsets((options.PLAIN,), offsets)
+        bf16, q and k to be normalised) and raw inputs.  A batch of equal sequences is packed by
+        the entry point."""
         model = options.Options(beta_dtype="bfloat16", l2norm=True)
         raw = options.Options(
             gate="softplus", gate_dtype="bfloat16", bias=True, beta_dtype="bfloat16",
             beta_logits=True, l2norm=True,
         )  # fmt: skip
-        return with_offsets((options.PLAIN, model, raw), offsets)
+        return with_offsets((options.PLAIN, model, raw), ("int32", "int64"))
 
 
 EXPORTER = GdnExporter()

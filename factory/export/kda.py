@@ -52,7 +52,6 @@ class KdaExporter(DeltaRuleExporter):
         "any_fla_entry": "chunk_kda",
         "any_fla_rival": "FlashKDA",
         "any_fla_bias": "HEADS * 128",
-        "any_copies": "views and no copies",
         "AnyPrefillBackend": "KdaPrefillBackend",
     }
     phrases = (

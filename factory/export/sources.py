@@ -1,6 +1,7 @@
 """The kernel's own source: which modules an entry point needs, as they stand alone.
 
-Text is taken as it is; only the package prefix of its imports becomes a relative one.
+Text is taken as it is; only the package prefix of modules that it imports or names becomes a
+relative one.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ def package_folder(package: str) -> Path:
 
 
 def standing_alone(text: str, packages: Mapping[str, str], own: str) -> str:
-    """``text`` with imports of kernel packages made relative; nothing else changes.
+    """``text`` with names of modules of kernel packages made relative; nothing else changes.
 
-    ``own`` is the folder that the module itself goes to.
+    Those that it imports from, and those that docstrings and comments mention.  ``own`` is the
+    folder that the module itself goes to.
     """
     for package, folder in packages.items():
         prefix = re.escape(package)
         here = "." if folder == own else f"..{folder}."
-        text = re.sub(
-            rf"^(\s*)from {prefix}\.(\w+) import ", rf"\1from {here}\2 import ", text, flags=re.M
-        )
+        # Not of "import a.b.c", which cannot be relative: it is refused as what it is.
+        text = re.sub(rf"(?<!import )(?<![\w.]){prefix}\.(?=\w)", here, text)
         here = "." if folder == own else f"..{folder}"
         text = re.sub(rf"^(\s*)from {prefix} import ", rf"\1from {here} import ", text, flags=re.M)
     return text

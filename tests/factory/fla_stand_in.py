@@ -38,11 +38,12 @@ def vendored(
     base: Path,
     subject: board.Subject,
     package: str,
-    compiled: Callable[..., None],
+    compiled: Callable[[Any, bool, Any], Callable[..., None]],
     function: str | None = None,
 ) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """An export in ``base`` under the name ``package``, whose kernels are ``compiled``.
+    """An export in ``base`` under the name ``package``, whose kernels ``compiled`` gives.
 
+    It takes a configuration, whether there is an initial state, and the form of the arguments.
     ``function`` is fla's own, if the backend imports it.  Yields the module of the backend, and
     what it registered by what it registered it for.
     """
@@ -70,7 +71,7 @@ def vendored(
         entry = importlib.import_module(f"{package}.kernel.entry")
         for name, attribute, value in (
             ("kernel.arguments", "on_gpu", lambda x: True),
-            ("kernel.entry", "compiled", lambda *a, **k: compiled),
+            ("kernel.entry", "compiled", compiled),
             ("kernel.entry", "_on_stream", lambda stream, device: None),
             ("api", "_machine_problem", lambda index: ""),
         ):

@@ -293,7 +293,11 @@ def test_kernel_modules_of_two_packages_go_to_two_folders(tmp_path, monkeypatch)
         ("mine", "__init__", ""),
         ("mine", "entry", "from theirs.kernel import walk\nfrom theirs.kernel.walk import step\n"),
         ("theirs", "__init__", ""),
-        ("theirs", "walk", "from theirs.kernel.deep import one\n"),
+        (
+            "theirs",
+            "walk",
+            "# See mine.kernel.entry\nfrom theirs.kernel.deep import one\n",
+        ),
         ("theirs", "deep", "one = 1\n"),
         ("theirs", "unused", "import ray\n"),
     ):
@@ -305,10 +309,13 @@ def test_kernel_modules_of_two_packages_go_to_two_folders(tmp_path, monkeypatch)
         "kernel/__init__.py": "",
         "kernel/entry.py": "from ..walks import walk\nfrom ..walks.walk import step\n",
         "walks/__init__.py": "",
-        "walks/walk.py": "from .deep import one\n",
+        "walks/walk.py": "# See ..kernel.entry\nfrom .deep import one\n",
         "walks/deep.py": "one = 1\n",
     }
     with pytest.raises(ExportError, match=r"entry.py imports theirs"):
+        sources.kernel_sources({"mine.kernel": "kernel"}, ["entry"])
+    (tmp_path / "mine" / "entry.py").write_text("import mine.kernel.entry\n")
+    with pytest.raises(ExportError, match=r"entry.py imports mine,"):
         sources.kernel_sources({"mine.kernel": "kernel"}, ["entry"])
 
 

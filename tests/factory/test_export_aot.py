@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import clean_environment
@@ -122,6 +123,9 @@ def test_forms_are_the_plain_one_and_what_models_pass() -> None:
     assert any("gate='safe'" in key and "l2norm=True" in key for key in keys)
     split = EXPORTER.forms(board.FAMILY.offered("quickstart")[:1])
     assert {form.options.gate for form in split} == {"log"}
+    for forms in (EXPORTER.forms(board.SCHEDULES), split):
+        kept = [replace(form.options, final_state=None) for form in forms]
+        assert {form.options for form in forms} >= set(kept), "fla's callers want no final state"
 
 
 def test_without_a_linker_it_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:

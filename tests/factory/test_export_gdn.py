@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import sys
@@ -33,29 +34,45 @@ SUBJECTS = {
     )
     for form in ("split", "fused")
 }
-"""A campaign that each form of schedule wins; only one takes raw inputs itself."""
+"""A campaign that each form of schedule wins."""
 
 
-def by_the_oracle(package: str) -> Callable[..., None]:
-    """What a compiled call is handed, computed in float64; what is raw is activated here."""
+def by_the_oracle(package: str) -> Callable[[Any, bool, Any], Callable[..., None]]:
+    """Kernels that compute in float64 what they are handed, in the form they were compiled for.
 
-    def compiled(*handed: Any) -> None:
+    They activate and normalise what the form says, and nothing else.
+    """
+
+    def compiled(config: Any, with_state: bool, options: Any) -> Callable[..., None]:
         host = importlib.import_module(f"{package}.kernel.host")
-        fused = len(handed) == len(host.FUSED_ABI)
-        a = dict(zip(host.FUSED_ABI if fused else host.ABI, handed, strict=True))
-        q, k, g, beta = (a[name].double() for name in ("q", "k", "g", "beta"))
-        if fused:
-            assert a["g"].dtype is a["beta"].dtype is torch.float32
-            assert torch.allclose(q.norm(dim=-1), torch.ones(()).double(), atol=1e-2)
-            assert all(x.is_contiguous() for x in handed if isinstance(x, torch.Tensor))
-        elif a["A_log"] is not None:
-            shifted = g + a["dt_bias"][:, 0].double()
+        abi = host.FUSED_ABI if hasattr(config, "waves") else host.ABI
+        return functools.partial(run, abi, with_state, options)
+
+    def run(abi: tuple[str, ...], with_state: bool, options: Any, *handed: Any) -> None:
+        a = dict(zip(abi, handed, strict=True))
+        assert with_state is (a["initial_state"] is not None)
+        assert (options.final_state is None) is (a["final_state"] is None)
+        assert (options.raw_gate, options.bias) == (
+            a["A_log"] is not None,
+            a["dt_bias"] is not None,
+        )
+        for name, said in (
+            ("g", options.gate_dtype), ("beta", options.beta_dtype), ("cu_seqlens", options.offsets)
+        ):  # fmt: skip
+            assert str(a[name].dtype) == f"torch.{said}"
+        inputs = [a[name] for name in ("q", "k", "v", "g", "beta")]
+        assert options.compact is all(x.is_contiguous() for x in inputs)
+        q, k, v, g, beta = (x.double() for x in inputs)
+        if options.raw_gate:
+            shifted = g + a["dt_bias"][:, 0].double() if options.bias else g
             g = -a["A_log"].double().exp() * torch.nn.functional.softplus(shifted)
+        if options.beta_logits:
             beta = beta.sigmoid()
-        q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+        if options.l2norm:
+            q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
         found = OPERATION.oracle(
-            {"q": q, "k": k, "g": g, "beta": beta}
-            | {name: a[name] for name in ("v", "cu_seqlens", "initial_state", "scale")}
+            {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+            | {name: a[name] for name in ("cu_seqlens", "initial_state", "scale")}
         )
         a["o"].copy_(found["o"])
         if a["final_state"] is not None:
@@ -95,6 +112,19 @@ def call(**changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
+def raw(**changes: Any) -> dict[str, Any]:
+    """As a model does that leaves the activations to fla too."""
+    return call(
+        g=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        beta=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
+        A_log=torch.randn(VALUE_HEADS) * 0.2,
+        dt_bias=torch.randn(VALUE_HEADS),
+        use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        **changes,
+    )
+
+
 def expected(x: dict[str, Any], **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     lead = {n: x[n].squeeze(0) for n in ("q", "k", "v", "g", "beta")}
     lead |= {n: torch.nn.functional.normalize(lead[n].double(), dim=-1) for n in "qk"}
@@ -126,15 +156,7 @@ def test_what_models_pass_is_computed_as_fla_defines_it_and_states_are_in_its_la
 
 
 def test_raw_gates_and_logits_are_activated(backend: Any) -> None:
-    x = call(
-        g=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
-        beta=torch.randn(1, 37, VALUE_HEADS).bfloat16(),
-        A_log=torch.randn(VALUE_HEADS) * 0.2,
-        dt_bias=torch.randn(VALUE_HEADS),
-        use_gate_in_kernel=True,
-        use_beta_sigmoid_in_kernel=True,
-        state_v_first=True,
-    )
+    x = raw(state_v_first=True)
     o, _ = served(backend, x)
     shifted = torch.nn.functional.softplus(x["g"].double() + x["dt_bias"].double())
     told = {**x, "g": -x["A_log"].double().exp() * shifted, "beta": x["beta"].double().sigmoid()}
@@ -190,18 +212,53 @@ def test_the_verifier_launches_nothing(backend: Any, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.nn.functional, name, pytest.fail)
     for name in ("float", "sigmoid", "square", "contiguous"):
         monkeypatch.setattr(torch.Tensor, name, lambda *a, **k: pytest.fail("it computes"))
-    raw = call(use_gate_in_kernel=True, A_log=torch.zeros(VALUE_HEADS))
-    for x in (call(), raw | {"use_beta_sigmoid_in_kernel": True}):
+    for x in (call(), raw()):
         assert backend.chunk_gated_delta_rule_verifier(**x) == (True, None)
 
 
-def test_gradients_stay_with_fla(backend: Any) -> None:
-    x = call()
-    x["v"].requires_grad_()
+@pytest.mark.parametrize("name", ["v", "initial_state", "A_log", "dt_bias"])
+def test_gradients_stay_with_fla(backend: Any, name: str) -> None:
+    x = raw()
+    x[name].requires_grad_()
     answer, reason = backend.chunk_gated_delta_rule_verifier(**x)
     assert (answer, "forward only" in reason) == (False, True)
     with torch.no_grad():
         assert backend.chunk_gated_delta_rule_verifier(**x)[0] is True
+
+
+@pytest.mark.parametrize("final", [True, False], ids=["final state", "no final state"])
+@pytest.mark.parametrize("state", ["given", "transposed", "none"])
+def test_what_is_compiled_ahead_is_what_fla_asks_for_and_then_calls(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, final: bool, state: str
+) -> None:
+    """Where the DSL is not installed a call that the verifier let through must not raise."""
+    package = type(backend).__module__.rpartition(".")[0]
+    aot, entry = (importlib.import_module(f"{package}.{name}") for name in ("_aot", "kernel.entry"))
+    subject = SUBJECTS[package.split("_")[1]]
+    ahead = {form.key for form in exporter_of("gdn_prefill").forms(subject.schedules)}
+    monkeypatch.setattr(aot, "_symbols", lambda: dict.fromkeys(ahead, "f"))
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    compiled, called = entry.compiled, []
+
+    def looked_up(*form: Any) -> Any:
+        called.append(aot._key(*form))
+        return compiled(*form)
+
+    monkeypatch.setattr(entry, "compiled", looked_up)
+    known = importlib.import_module(f"{package}.kda.known")
+    monkeypatch.setattr(known, "_KNOWN", {})  # calls of other tests, whose kernels are at hand
+    for x in (call(), raw()):
+        x["output_final_state"] = final
+        given = x["initial_state"]
+        x["initial_state"] = {"given": given, "transposed": given.mT, "none": None}[state]
+        assert backend.chunk_gated_delta_rule_verifier(**x) == (True, None)
+        _, found = backend.chunk_gated_delta_rule(**x)
+        assert (found is not None) is final
+    assert len(called) == 2
+    assert set(called) <= ahead
+    monkeypatch.setattr(aot, "_symbols", lambda: dict.fromkeys(ahead - set(called), "f"))
+    answer, reason = backend.chunk_gated_delta_rule_verifier(**call(**x))
+    assert (answer, "compiled ahead of time" in reason) == (False, True)
 
 
 def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
@@ -210,8 +267,7 @@ def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
     module = type(backend).__module__
     for name in (module, module.replace("fla_backend", "api")):
         monkeypatch.setattr(sys.modules[name], "GATE_BOUND", -5.0)
-    raw = call(use_gate_in_kernel=True, A_log=torch.zeros(VALUE_HEADS))
-    for x in (call(), raw):
+    for x in (call(), raw()):
         assert "stronger than -5" in backend.chunk_gated_delta_rule_verifier(**x)[1]
 
 
@@ -229,15 +285,15 @@ def test_a_form_is_compiled_ahead_under_the_operations_name(selection: Selection
     exporter = exporter_of("gdn_prefill")
     forms = exporter.forms([row.schedule for row in selection.rows])
     keys = [form.key for form in forms]
-    assert len(keys) == len(set(keys)) == 12
+    assert len(keys) == len(set(keys)) == 24
     assert any("gate='softplus'" in key for key in keys)
     assert any("gate='log'" in key and "l2norm=True" in key for key in keys)
     made = aot.compile_library(exporter, forms[:1])
     assert "aot/gdn_prefill_sm90a.so" in made
     (told,) = json.loads(made["aot/index.json"])["forms"]
     assert told == {"key": keys[0], "symbol": "gdn_prefill_0"}
-    plain = exporter.forms(SUBJECTS["fused"].schedules[:1])
-    assert {form.options.l2norm for form in plain} == {False}
+    fused = exporter.forms(SUBJECTS["fused"].schedules[:1])
+    assert {form.options for form in fused} == {form.options for form in forms}
 
 
 def test_the_definition_has_the_axes_of_the_operation_and_its_oracle(selection: Selection) -> None:
@@ -266,6 +322,17 @@ def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_pa
         assert told.function == "gdn_prefill"
         assert set(names) <= set(told.kernels)
         assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates.kda_prefill.kernel")
+
+
+@pytest.mark.parametrize("form", SUBJECTS)
+def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
+    with open_store("sqlite://") as store:
+        board.fill(store, subject=SUBJECTS[form])
+        files = render(select(OPERATION, FAMILY, [store]))
+    sources = {name: data.decode() for name, data in files.items() if name.endswith(".py")}
+    assert ":mod:`..kda.image`" in sources["kernel/__init__.py"]
+    assert not [name for name, text in sources.items() if "candidates.gdn_prefill" in text]
+    assert not [name for name, text in sources.items() if "candidates.kda_prefill" in text]
 
 
 def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:

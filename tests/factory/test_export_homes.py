@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,24 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield module.KdaPrefillBackend()
 
 
-def _by_the_oracle(*handed: Any) -> None:
-    """What a compiled call is handed, computed in float64; the gate is activated here."""
+def _by_the_oracle(config: Any, with_state: bool, options: Any) -> Callable[..., None]:
+    """A kernel that computes in float64 what it is handed, in the form it was compiled for."""
+    return functools.partial(_run_oracle, options)
+
+
+def _run_oracle(options: Any, *handed: Any) -> None:
     abi = importlib.import_module("vendored_for_fla.kernel.host").FUSED_ABI
     a = dict(zip(abi, handed, strict=True))
     q, k, v, g, beta = (a[name] for name in ("q", "k", "v", "g", "beta"))
     A_log, dt_bias, bound = a["A_log"], a["dt_bias"], a["lower_bound"]
-    if A_log is not None:
+    if options.gate == "safe":
         shifted = g.double() + (0 if dt_bias is None else dt_bias.double())
         g = bound * torch.sigmoid(shifted * A_log.double().exp()[:, None])
+    if options.l2norm:
         q, k = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (q, k))
+    if options.beta_logits:
         beta = beta.double().sigmoid()
+    assert (options.final_state is None) is (a["final_state"] is None)
     found = board.OPERATION.oracle(
         {"q": q, "k": k, "v": v, "g": g, "beta": beta, "cu_seqlens": a["cu_seqlens"],
          "initial_state": a["initial_state"], "scale": a["scale"]}
@@ -106,7 +115,8 @@ def test_what_a_model_passes_is_activated_as_fla_defines_it(backend: Any) -> Non
         use_qk_l2norm_in_kernel=True,
     )
     assert backend.chunk_kda_verifier(**x) == (True, None)
-    o, _ = backend.chunk_kda(**x)
+    longer = {name: x[name] * 2 for name in ("q", "k")}
+    o, _ = backend.chunk_kda(**{**x, **longer})
     shifted = x["g"][0].double() + x["dt_bias"].view(3, 128).double()
     activated = {
         **x,
@@ -139,9 +149,10 @@ def test_the_verifier_says_why_not(backend: Any, changes: dict[str, Any], said: 
     assert said in reason
 
 
-def test_gradients_stay_with_fla(backend: Any) -> None:
-    x = call()
-    x["v"].requires_grad_()
+@pytest.mark.parametrize("name", ["v", "initial_state", "A_log"])
+def test_gradients_stay_with_fla(backend: Any, name: str) -> None:
+    x = call(A_log=torch.zeros(3), lower_bound=-5.0, use_gate_in_kernel=True)
+    x[name].requires_grad_()
     assert backend.chunk_kda_verifier(**x)[0] is False
     with torch.no_grad():
         assert backend.chunk_kda_verifier(**x)[0] is True

@@ -50,7 +50,8 @@ class _Call:
     def problem(self) -> str | None:
         """Why the call is not served; None if it is."""
         tensors = (self.q, self.k, self.v, self.g, self.beta)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        learnt = (*tensors, self.initial_state, self.A_log, self.dt_bias)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learnt):
             return "forward only: call it under torch.no_grad() or torch.inference_mode()"
         for name, asked in self.declined.items():
             if asked:
@@ -66,8 +67,11 @@ class _Call:
                 return f"initial_state is {state.dtype} {list(state.shape)}, not fp32 {wanted}"
             if state.device != self.q.device:
                 return f"initial_state is on {state.device}, q on {self.q.device}"
+            if not state.is_contiguous():
+                # The call makes it so: memory without contents stands for the copy.
+                state = torch.empty_like(state, memory_format=torch.contiguous_format)
         positional, options = self._arguments()
-        answer = support(*positional, **options)
+        answer = support(*positional, state, **options)
         return None if answer else answer.reason
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -76,15 +80,13 @@ class _Call:
         state = self.initial_state
         if state is not None:
             state = (state if self.v_first else state.transpose(-1, -2)).contiguous()
-        if not self.wants_state:
-            options["final_state"] = False
         o, final = any_prefill(*positional, state, **options)
         if final is not None and not self.v_first:
             final = final.transpose(-1, -2).contiguous()
         return o.view(self.v.shape), final
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """q to cu_seqlens, and the options, of :func:`.api.any_prefill`; any_copies."""
+        """q to cu_seqlens, and the options, of :func:`.api.any_prefill`; views and no copies."""
         tensors = [self.q, self.k, self.v, self.g, self.beta]
         if self.cu_seqlens is not None:
             tensors = [x.squeeze(0) for x in tensors]
@@ -92,7 +94,7 @@ class _Call:
             "scale": self.scale,
             "l2norm": self.l2norm,
             "beta_logits": self.logits,
+            "final_state": None if self.wants_state else False,
         }
         # part: fla_activation
         return (*tensors, self.cu_seqlens), options
-# part: fla_helpers
