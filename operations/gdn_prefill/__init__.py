@@ -65,10 +65,11 @@ class GdnPrefill(DeltaRulePrefill[GdnWorkload]):
         return REDUCED
 
     def floor_bytes(self, workload: Workload) -> int:
-        """q, k, v and o in bf16, g and beta in fp32, and both states, each moved once."""
+        """q, k, v and o in bf16, g and beta in fp32, and the states there are, each moved once."""
         w = self._own(workload)
         tokens = 4 * (w.heads + w.value_heads) * HEAD_DIM + 8 * w.value_heads
-        return w.tokens * tokens + 2 * w.sequences * w.value_heads * HEAD_DIM * HEAD_DIM * 4
+        states = (1 + w.initial_state) * w.sequences * w.value_heads * HEAD_DIM * HEAD_DIM * 4
+        return w.tokens * tokens + states
 
 
 OPERATION = GdnPrefill()

@@ -81,7 +81,7 @@ def _raw_gate(recipe: Recipe, T: int, HV: int, rng: torch.Generator) -> dict[str
     elif recipe.gate == "softplus_unit_bias":
         A_log = _strata(HV, rng).mul_(_A_MAX).log_()
         dt_bias.fill_(1.0)
-    elif recipe.gate == "softplus_trained":
+    elif recipe.gate == "softplus_initial":
         A_log = _strata(HV, rng).mul_(_A_MAX).log_()
         low, high = (math.log(x) for x in _DT)
         dt = _strata(HV, rng).mul_(high - low).add_(low).exp_()

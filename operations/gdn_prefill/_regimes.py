@@ -19,7 +19,7 @@ from operations.gdn_prefill._statistics import MEASURED
 __all__ = ["RECIPES", "REGIMES", "Recipe"]
 
 Gate = Literal[
-    "softplus_trained",
+    "softplus_initial",
     "softplus_unit_bias",
     "softplus_plain",
     "softplus_slow",
@@ -63,7 +63,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "production",
         "production",
         -31.0,
-        Recipe("softplus_trained", keys="silu"),
+        Recipe("softplus_initial", keys="silu"),
         "the gate -exp(A_log) * softplus(a + dt_bias) as the GatedDeltaNet layer of "
         "flash-linear-attention and the Mamba2 layers before it start it: exp(A_log) over (0, 16), "
         "softplus(dt_bias) log-uniform over [0.001, 0.1]; a of unit spread, cut at 4 (a "
@@ -89,14 +89,16 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "softplus(dt_bias) of the initialisation already give; drawn as a softplus gate with very "
         "negative pre-activations, so raw-input implementations can be fed the same data",
     )
-    for A in (1, 2, 4, 8, 16):
+    for A, fits in ((1, 64), (2, 32), (4, 16), (8, 4), (16, 0)):
+        sums = f"{fits} tokens do, of {2 * fits} not" if fits else "as few as 4 tokens do not"
         add(
             f"sweep_A{A}",
             "sweep",
             -4.02 * A,
             Recipe("softplus_plain", level=float(A)),
             f"severity sweep: -{A} * softplus(randn), up to the upper end of the initialisation; "
-            "each step halves the chunk whose gates still sum to less than fp32 overflows at",
+            "a chunk anchored at its start stays inside fp32 where its gates sum to more than "
+            f"-88.7, and those of {sums}",
             severity=-float(A),
         )
     add(

@@ -64,9 +64,9 @@ class KdaPrefill(DeltaRulePrefill[KdaWorkload]):
         return REDUCED
 
     def floor_bytes(self, workload: Workload) -> int:
-        """q, k, v and o in bf16, g and beta in fp32, and both states, each moved once."""
+        """q, k, v and o in bf16, g and beta in fp32, and the states there are, each moved once."""
         w = self._own(workload)
-        states = 2 * w.sequences * w.heads * HEAD_DIM * HEAD_DIM * 4
+        states = (1 + w.initial_state) * w.sequences * w.heads * HEAD_DIM * HEAD_DIM * 4
         return 12 * w.tokens * w.heads * HEAD_DIM + 4 * w.tokens * w.heads + states
 
 

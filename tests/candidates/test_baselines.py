@@ -168,6 +168,17 @@ def test_an_adapter_asks_its_peer_for_this_operation(
         assert os.environ[other] == "0", "else another engine answers under fla's name"
 
 
+def test_flashinfer_refuses_inputs_without_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flashinfer", "flashinfer.gdn_prefill"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(
+        sys.modules["flashinfer.gdn_prefill"], "chunk_gated_delta_rule", flashinfer_like, False
+    )
+    nothing = GdnWorkload("nothing", heads=2, value_heads=4, lengths=())
+    with pytest.raises(ValueError, match="flashinfer needs a sequence"):
+        run("gdn_prefill", "flashinfer", nothing, "production")
+
+
 def test_peers_of_gdn_are_known_by_their_own_kernels_only() -> None:
     seen = {  # as the peers' sources name them
         "fla": (

@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from candidates.gdn_prefill.kernel import arguments, entry, launch
-from candidates.gdn_prefill.kernel.entry import DEFAULT, Config, gdn_prefill, workspace
+from candidates.gdn_prefill.kernel.entry import (
+    DEFAULT,
+    Config,
+    FusedConfig,
+    gdn_prefill,
+    workspace,
+)
 from candidates.kda_prefill.kernel import known
 from candidates.kda_prefill.kernel.options import Options
 
@@ -34,6 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(known, "_KNOWN", {})
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "_sms", lambda device: 132)
     return calls
 
 
@@ -281,6 +288,36 @@ def test_what_a_compiled_function_cannot_see_is_looked_at_every_time(
     x["g"].requires_grad_()
     with pytest.raises(ValueError, match="g requires grad"):
         gdn_prefill(**x)
+
+
+@pytest.mark.parametrize("config", [Config(32), FusedConfig(64)], ids=str)
+def test_a_known_call_updates_its_state_in_place_without_another_check(
+    launched: list[Any], checked: list[Any], config: Config | FusedConfig
+) -> None:
+    x, first, other = tensors(), states(), states()
+    for state in (first, first, other, first):  # elsewhere too: what is looked at is cheap
+        o, final = gdn_prefill(**x, initial_state=state, final_state=state, schedule=config)
+        assert final is state
+        assert (o == 1).all()
+        assert (state == 2).all()
+    assert len(checked) == 1
+    assert [args[6] is args[8] for _, _, _, args in launched] == [True] * 4
+    halves = torch.randn(3, 4, 128, 128)
+    with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
+        gdn_prefill(**x, initial_state=halves[:2], final_state=halves[1:], schedule=config)
+
+
+@pytest.mark.parametrize("config", [Config(32, segments=2), FusedConfig(128)], ids=str)
+def test_a_known_call_in_pieces_does_not_update_in_place(
+    launched: list[Any], checked: list[Any], config: Config | FusedConfig
+) -> None:
+    x, state = tensors(), states()
+    for _ in range(2):
+        gdn_prefill(**x, initial_state=state, final_state=states(), schedule=config)
+    assert len(checked) == 1
+    with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
+        gdn_prefill(**x, initial_state=state, final_state=state, schedule=config)
+    assert len(launched) == 2
 
 
 def test_a_gradient_is_refused(launched: list[Any]) -> None:

@@ -129,15 +129,14 @@ def test_steep_production_overflows_what_anchors_at_a_chunk_s_start() -> None:
     assert s["mean"] == pytest.approx(-11, abs=1)
 
 
-def test_each_step_of_the_sweep_halves_the_chunk_that_does_not_overflow() -> None:
+def test_steps_of_the_sweep_shorten_the_chunk_that_does_not_overflow() -> None:
     sweep = [r for r in OPERATION.regimes.values() if r.role == "sweep"]
     assert [r.severity for r in sweep] == [-1.0, -2.0, -4.0, -8.0, -16.0]
-    fits = [
-        max((n for n in (16, 32, 64) if r.statistics[f"sum{n}_min"] > -88.7), default=8)
-        for r in sweep
-    ]
-    assert fits == [64, 32, 16, 8, 8]
-    for r in sweep:
+    for r, fits in zip(sweep, (64, 32, 16, 4, 0), strict=True):
+        g = OPERATION.generate(SAMPLE, r, seed=0)["g"].double()
+        worst = {n: g.reshape(-1, n, SAMPLE_HEADS).sum(1).min() for n in (4, 8, 16, 32, 64, 128)}
+        assert [n for n in worst if worst[n] > -88.7] == [n for n in worst if n <= fits]
+        assert (f"{fits} tokens do, of {2 * fits} not" in r.source) == (fits > 0)
         # E softplus(N(0, 1)) = 0.806
         assert r.severity is not None
         assert r.statistics["mean"] == pytest.approx(0.806 * r.severity, rel=0.01)

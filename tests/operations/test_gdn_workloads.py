@@ -114,13 +114,17 @@ def test_generated_tensors_and_outputs_match_the_specs(w: GdnWorkload) -> None:
     assert tensors == {"scale": w.scale}
 
 
-@pytest.mark.parametrize("name", ["2048/4/8/1", "empty-around-37/3/3", "many-short/4/8"])
-def test_floor_bytes_count_each_tensor_once_and_both_states(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["2048/4/8/1", "empty-around-37/3/3", "many-short/4/8", "no-state-empty-between/2/4"]
+)
+def test_floor_bytes_count_each_tensor_once_and_the_states_there_are(name: str) -> None:
     w = OPERATION.workloads[name]
     inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
     moved = [inputs[n] for n in ("q", "k", "v", "g", "beta", "initial_state")]
     moved += OPERATION.outputs(inputs).values()
-    assert OPERATION.floor_bytes(w) == sum(x.numel() * x.element_size() for x in moved)
+    expected = sum(x.numel() * x.element_size() for x in moved if x is not None)
+    assert OPERATION.floor_bytes(w) == expected
+    assert (inputs["initial_state"] is not None) == w.initial_state
 
 
 def test_no_tokens_and_no_sequences_are_workloads_too() -> None:

@@ -108,13 +108,17 @@ def test_outputs_start_as_nan_so_that_unwritten_elements_show() -> None:
         assert x.isnan().all()
 
 
-@pytest.mark.parametrize("name", ["1024/4/1", "empty-around-37/3", "many-short/8"])
-def test_floor_bytes_count_each_tensor_once_and_both_states(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["1024/4/1", "empty-around-37/3", "many-short/8", "no-state-empty-between/2"]
+)
+def test_floor_bytes_count_each_tensor_once_and_the_states_there_are(name: str) -> None:
     w = OPERATION.workloads[name]
     inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
     moved = [inputs[n] for n in ("q", "k", "v", "g", "beta", "initial_state")]
     moved += OPERATION.outputs(inputs).values()
-    assert OPERATION.floor_bytes(w) == sum(x.numel() * x.element_size() for x in moved)
+    expected = sum(x.numel() * x.element_size() for x in moved if x is not None)
+    assert OPERATION.floor_bytes(w) == expected
+    assert (inputs["initial_state"] is not None) == w.initial_state
 
 
 def test_every_output_has_a_tolerance_and_every_tolerance_an_output() -> None:

@@ -19,7 +19,8 @@ class FlashInfer(Baseline):
     """Adapter of ``flashinfer.gdn_prefill.chunk_gated_delta_rule`` with its own Hopper kernels.
 
     Its states are value-major as well.  Its kernels take the factor instead of the log gate: the
-    exponential is part of its call, as it is for whoever has log gates.
+    exponential is part of its call, as it is for whoever has log gates.  It has to be told of the
+    longest sequence, so that there has to be one.
     """
 
     name = "flashinfer"
@@ -41,6 +42,8 @@ class FlashInfer(Baseline):
             q, k, v, g, beta, offsets = (
                 inputs[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens")
             )
+            if len(offsets) < 2:
+                raise ValueError("flashinfer needs a sequence; cu_seqlens has none")
             scale, initial = float(inputs["scale"]), inputs["initial_state"]
             o, final = outputs["o"], outputs["final_state"]
             longest = int(offsets.diff().max())  # what a caller that schedules sequences knows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
@@ -61,15 +61,7 @@ class Config:
         """
         if isinstance(values, Config):
             return values
-        chosen = dict(values)
-        if (form := chosen.pop("form", "split")) != "split":
-            raise ValueError(f"schedule has form={form!r}, which is not 'split'")
-        known = [f.name for f in fields(cls)]
-        if unknown := sorted(str(name) for name in chosen if name not in known):
-            raise ValueError(f"schedule has no {unknown[0]!r}; it knows {', '.join(sorted(known))}")
-        if "bt" not in chosen:
-            raise ValueError("schedule needs 'bt'")
-        return cls(**chosen)
+        return cls(**_named(cls, values, "split", ("bt",)))
 
     @property
     def in_place(self) -> bool:

@@ -24,6 +24,7 @@ from candidates.gdn_prefill.kernel.config import (
     schedule_of,
     workspace,
 )
+from candidates.kda_prefill.kernel.config import Config as KdaConfig
 from candidates.kda_prefill.kernel.entry import _on_stream, _sms, _without_rows
 from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.image import HEAD
@@ -304,8 +305,22 @@ def _prefill(
             q, k, v, g, beta, cu_seqlens, initial_state, _kind(schedule, q, v), gate, None, A_log,
             dt_bias, beta_logits, l2norm, final_state,
         )  # fmt: skip
-        remember(key, config, options)
+        remember(key, _Known(config), options)
     return results
+
+
+class _Known(KdaConfig):
+    """A configuration as a known call holds it.
+
+    ``known`` lets final states lie over initial ones where the configuration is KDA's with one
+    segment: that much this is, of a configuration that is in place.
+    """
+
+    config: Config | FusedConfig
+
+    def __init__(self, config: Config | FusedConfig) -> None:
+        object.__setattr__(self, "config", config)  # its base is frozen
+        object.__setattr__(self, "segments", 1 if config.in_place else 2)
 
 
 def _kind(schedule, q, v):
@@ -316,9 +331,9 @@ def _kind(schedule, q, v):
     return None
 
 
-def _prepare_again(config, v, cu_seqlens, initial_state, options):
+def _prepare_again(known, v, cu_seqlens, initial_state, options):
     """:func:`prepare` for calls as KDA makes them: with a ``lower_bound``, which is None."""
-    call = prepare(config, v, cu_seqlens, initial_state, options)
+    call = prepare(known.config, v, cu_seqlens, initial_state, options)
 
     def run(*args):
         *tensors, dt_bias, _ = args
