@@ -23,6 +23,7 @@ from candidates._base import (
     ToolchainError,
     Value,
 )
+from operations.plugins import load
 
 __all__ = [
     "Baseline",
@@ -59,14 +60,15 @@ def get(operation: str) -> Family:
     ------
     UnknownFamilyError
         If none is shipped or plugged in.
+    PluginError
+        If another distribution's cannot be loaded.
     """
     if operation in _SHIPPED:
         family: Family = import_module(_SHIPPED[operation]).FAMILY
         return family
     for entry in entry_points(group=_ENTRY_POINTS):
         if entry.name == operation:
-            plugged: Family = entry.load()
-            return plugged
+            return load(entry, Family)  # type: ignore[type-abstract]
     raise UnknownFamilyError(f"no kernel family for operation {operation!r}")
 
 
@@ -80,5 +82,5 @@ def baselines(operation: str) -> tuple[Baseline, ...]:
         found = import_module(f"{_SHIPPED[operation]}.baselines").BASELINES
     for entry in entry_points(group=_BASELINES):
         if entry.name == operation:
-            found += tuple(entry.load())
+            found += load(entry, tuple)
     return found

@@ -23,12 +23,14 @@ from operations._base import (
     Tolerance,
     Workload,
 )
+from operations.plugins import PluginError, load
 
 __all__ = [
     "Contract",
     "Inputs",
     "Operation",
     "Outputs",
+    "PluginError",
     "Probe",
     "Regime",
     "Region",
@@ -64,14 +66,15 @@ def get(name: str) -> Operation:
     ------
     UnknownOperationError
         If there is none; the message suggests the nearest known name.
+    PluginError
+        If another distribution's cannot be loaded.
     """
     if name in _SHIPPED:
         operation: Operation = import_module(_SHIPPED[name]).OPERATION
         return operation
     for entry in entry_points(group=_ENTRY_POINTS):
         if entry.name == name:
-            plugged: Operation = entry.load()
-            return plugged
+            return load(entry, Operation)  # type: ignore[type-abstract]
     near = difflib.get_close_matches(name, names(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names())}"
     raise UnknownOperationError(f"unknown operation {name!r}{hint}")

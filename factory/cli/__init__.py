@@ -160,6 +160,7 @@ def _known(error: Exception) -> int | None:
         ("leaderboard._errors", "StoreError"): EXIT_USAGE,
         ("factory.stages.base", "HarnessError"): EXIT_MACHINE,
         ("candidates._base", "ToolchainError"): EXIT_MACHINE,
+        ("operations.plugins", "PluginError"): EXIT_MACHINE,
     }
     for (module, name), code in codes.items():
         kind = getattr(sys.modules.get(module), name, None)

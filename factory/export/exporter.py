@@ -22,6 +22,7 @@ from typing import Any
 from candidates import Schedule
 from factory.errors import CommandError
 from operations import Workload
+from operations.plugins import load
 
 __all__ = ["SHIPPED", "ExportError", "Exporter", "Form", "Interchange", "exporter_of"]
 
@@ -249,7 +250,6 @@ def exporter_of(operation: str) -> Exporter:
         return found
     plugged = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}
     if operation in plugged:
-        loaded: Exporter = plugged[operation].load()
-        return loaded
+        return load(plugged[operation], Exporter)  # type: ignore[type-abstract]
     known = ", ".join([*SHIPPED, *plugged])
     raise ExportError(f"there is no exporter for {operation}; there is one for {known}")

@@ -1,0 +1,67 @@
+"""What other distributions declare and cannot be used is named in a line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+MODULES = {
+    "absent": None,
+    "leaves": "raise SystemExit(5)",
+    "broken": "1 / 0",
+    "number": "OPERATION = 7",
+}
+
+
+@pytest.fixture
+def plugged(tmp_path):
+    """Declares an operation, a family, baselines and an exporter, each by a module's name."""
+
+    def declare(module, code):
+        if code is not None:
+            (tmp_path / f"{module}.py").write_text(code + "\n")
+        info = tmp_path / "someone-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someone\nVersion: 1.0\n")
+        kinds = ("operations", "families", "baselines", "exporters")
+        groups = (f"[kernel_factory.{kind}]\ntheirs = {module}:OPERATION\n" for kind in kinds)
+        (info / "entry_points.txt").write_text("\n".join(groups))
+        return tmp_path
+
+    return declare
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_plugin_that_cannot_be_used_is_named(plugged, module):
+    folder = plugged(module, MODULES[module])
+    code = textwrap.dedent("""
+        import candidates, operations
+        from factory.export.exporter import exporter_of
+        for look in (operations.get, candidates.get, candidates.baselines, exporter_of):
+            try:
+                look("theirs")
+            except operations.PluginError as error:
+                print(error)
+    """)
+    run = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == 4
+    assert all(f"theirs = {module}:OPERATION of someone 1.0 " in line for line in said)
+
+
+def test_the_command_says_it_in_a_line(plugged):
+    folder = plugged("absent", None)
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); from factory.cli import main; "
+        "main(['operations', 'theirs'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "factory: entry point kernel_factory.operations: theirs = absent:OPERATION of someone 1.0 "
+        "cannot be loaded (ModuleNotFoundError: No module named 'absent'); mend or uninstall it"
+    ]
