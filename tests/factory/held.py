@@ -18,7 +18,8 @@ class Hold:
     def after(self, block: int) -> None:
         """Let blocks up to this one go, and hold all others.
 
-        These take workers away: let at least as many blocks go as there are workers.
+        These take workers away: let at least as many blocks go as there are workers, and wait for
+        their trials before the next call, so that what is let go finds a worker in its turn.
         """
         aside = self.folder / "aside"
         aside.write_text(f"{block}\n")

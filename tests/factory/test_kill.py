@@ -128,6 +128,7 @@ def test_c2_c3_a_worker_and_then_the_driver_are_killed_and_the_budget_stays(site
     site.write(executor=executor, sampler="grid")
     site.hold.after(2)
     first = start(site)
+    wait_for_finished(site, 2)
     os.kill(site.hold.worker_of(3), signal.SIGKILL)
     told = "died of SIGKILL in emulate; once more in a new worker"
     assert any(told in line for line in first.stderr)
