@@ -126,6 +126,8 @@ def read_user_file(path: Path | str, *, operation: str | None = None) -> UserFam
         Naming the file, what is wrong and the fix.
     """
     path = Path(path).resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserFileError(f"{path} is no file of source")  # a pipe would be waited for
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -447,7 +449,7 @@ def _devices(value: Any) -> tuple[str, ...]:
 def _chunk(value: Any) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise UserFileError(
             f"CHUNK is {value!r}; give the rows that it computes together, for example 64, or None"
         )

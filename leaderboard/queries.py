@@ -402,7 +402,7 @@ def compare(store: Store, first_id: int, second_id: int) -> Comparison:
                 raise QueryError(
                     f"{pair} were timed in different jobs ({first.trial.job_id} and "
                     f"{second.trial.job_id}): re-time them together, or look at each one's "
-                    "ratio to its own control"
+                    "ratio to a control of its job, if it has one"
                 )
             _valid(first)
         medians = {} if first.modelled else trial_medians(session, [first, second])

@@ -105,7 +105,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     about was rejected; 2 wrong usage; 3 the machine or the toolchain is at
     fault; 130 interrupted, resumable.
     """
+    _open_what_is_closed()
     sys.exit(_run(argv))
+
+
+def _open_what_is_closed() -> None:
+    """Give standard output and error a place, as after ``>&-``: else the next file is theirs."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
 
 
 def _run(argv: Sequence[str] | None) -> int:

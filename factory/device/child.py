@@ -29,6 +29,8 @@ from factory.device.hardware import Bench, RecordingError
 from factory.device.protocol import Bound, Case, Load, Open, Ref, Run, Target, Time
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_REASON = 4000
+"""Characters of a candidate's own words; with all of them an answer may be larger than a frame."""
 
 
 class _Fault(Exception):
@@ -60,9 +62,8 @@ def _foreign(doing: str) -> Iterator[None]:
             said = f"{doing}: its output, or a file it writes, exceeds {limit / 2**20:.0f} MiB"
             raise _Fault("candidate", said) from error
         text = str(error).strip().splitlines()
-        raise _Fault(
-            "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"
-        ) from error
+        first = text[0][:_LONGEST_REASON] if text else ""
+        raise _Fault("candidate", f"{doing}: {type(error).__name__}: {first}") from error
 
 
 class _Service:

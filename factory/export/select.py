@@ -153,7 +153,10 @@ def _winner(operation: Operation, family: Family, store: Store) -> Selection | s
         limit=1,
     )
     if not leaders:
-        return f"no measured trial of version {operation.version}"
+        return (
+            f"no trial of version {operation.version} is measured and ranked, which"
+            " factory leaderboard --status all shows"
+        )
     campaign = store.get_campaign(leaders[0].campaign_id)
     final = winner(store, campaign.id)
     if final is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -83,6 +84,7 @@ BAD = {
     "boolean bound": (HEAD + "GATE_BOUND = False\n" + RUN, "GATE_BOUND is False"),
     "endless bound": (HEAD + "GATE_BOUND = -1e999\n" + RUN, "GATE_BOUND is -inf"),
     "chunk": (HEAD + "CHUNK = 0\n" + RUN, "CHUNK is 0"),
+    "endless chunk": (HEAD + f"CHUNK = {1 << 31}\n" + RUN, "CHUNK is 2147"),
     "chunk as flag": (HEAD + "CHUNK = True\n" + RUN, "CHUNK is True"),
     "flag": (HEAD + "BITWISE_CAUSAL = 1\n" + RUN, "BITWISE_CAUSAL is 1"),
     "devices": (HEAD + "DEVICES = ('tpu',)\n" + RUN, "DEVICES is ('tpu',)"),
@@ -105,6 +107,9 @@ def test_a_file_that_is_not_there_or_not_readable_is_refused(tmp_path: Path) -> 
         read_user_file(tmp_path / "absent.py")
     with pytest.raises(UserFileError, match="Is a directory"):
         read_user_file(tmp_path)
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(UserFileError, match=r"pipe\.py is no file of source"):
+        read_user_file(tmp_path / "pipe.py")
 
 
 def called(family: UserFamily, form=None) -> torch.Tensor:

@@ -392,7 +392,7 @@ HOSTILE: dict[str, Callable[..., Any]] = {
     "blames_by_pipe": _says(framed({"fault": _FAULT})),
     "blames_the_toolchain": _raises_this(ToolchainError("install another compiler")),
     "answers_twice": _says(framed({"ok": {}}) * 2),
-    "escapes": _raises_this(RuntimeError("\x1b[31mred \udcff\u202e" + "x" * 5000)),
+    "escapes": _raises_this(RuntimeError("\x1b[31mred \udcff\u202e" + "x" * (9 << 20))),
     "leaves_a_child_behind": _says(then=_leaves_a_child_behind),
     "leaves_a_session_behind": _says(then=_leaves_a_session_behind),
     "hangs_up": _says(then=lambda: (os.close(int(sys.argv[1])), time.sleep(600))),

@@ -187,6 +187,12 @@ def test_launch_ranks_and_names_the_rejected_with_reasons(finished):
     assert "6 trials, 3 passed" in done.stdout
 
 
+def test_standard_output_may_be_closed(tmp_path):
+    command = f"{sys.executable} -m factory operations >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_progress_in_a_pipe_is_one_plain_line_an_event(finished):
     lines = finished[1].stderr.splitlines()
     assert lines[0].startswith("campaign toy-")
