@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["Gpu", "cpu_count", "end_marked", "gpus", "installed", "sm90_gpus"]
+__all__ = [
+    "Gpu",
+    "available_bytes",
+    "cpu_count",
+    "end_marked",
+    "gpus",
+    "installed",
+    "sm90_gpus",
+]
 
 _ROUNDS = 4
 """Looks at the process table for what was started while others were killed."""
@@ -38,6 +46,15 @@ class Gpu:
     uuid: str
     driver: str
     capability: str
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Host memory that may be taken before something else has to give way; None if unknown."""
+    try:
+        found = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -27,7 +27,12 @@ def operations_(operation: str | None, as_json: bool) -> None:
     import operations
 
     if operation is None:
-        found = [_described(operations.get(name)) for name in operations.names()]
+        found = []
+        for name in operations.names():
+            try:
+                found.append(_described(operations.get(name)))
+            except operations.PluginError as error:
+                click.echo(f"factory: left out: {error}", err=True)
         if as_json:
             print_json(found)
             return

@@ -22,6 +22,7 @@ from types import TracebackType
 
 from candidates import Baseline, Family, Schedule
 from candidates.user import UserFamily
+from factory import machine
 from factory.artefacts import Store, key_of
 from factory.device.bank import Bank
 from factory.device.controls import Controls
@@ -469,7 +470,7 @@ class DeviceJob:
             Open(self._device, self._arena.handle, self._limits.gpu_bytes, self._limits.file_bytes),
             Load(packed),
             load_s=self._limits.load_s,
-            host_bytes=self._limits.host_bytes,
+            host_bytes=_host_bytes(self._limits.host_bytes),
             log_path=log_path,
             baseline=target.baseline is not None,
             believed=partial(_believed, target),
@@ -575,6 +576,12 @@ class DeviceJob:
 def _loaded(child: Child) -> StageResult:
     names = child.ready()["kernel_names"]
     return StageResult(StageStatus.PASSED, details={"kernel_names": list(names)})
+
+
+def _host_bytes(limit: int) -> int:
+    """Host memory of a child: the limit, or most of what the machine has left."""
+    left = machine.available_bytes()
+    return limit if left is None else min(limit, left * 4 // 5)
 
 
 def _believed(target: Target, said: str) -> bool:

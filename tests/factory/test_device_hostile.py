@@ -8,6 +8,7 @@ import select
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import device_fakes as fakes
 import pytest
@@ -115,6 +116,19 @@ def test_what_it_prints_cannot_fill_the_disk(job: DeviceJob) -> None:
     assert result.status.value == "crashed"
     assert "its output, or a file it writes, exceeds 4 MiB" in result.reason
     assert handle.log_path.stat().st_size <= 4 << 20
+
+
+def test_where_memory_is_short_a_candidate_gives_way(
+    job: DeviceJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 500 << 20)
+    handle = job.prepare(schedule("good"))
+    try:
+        handle.child.ready()
+        assert Path(f"/proc/{handle.child.pid}/oom_score_adj").read_text() == "1000\n"
+        assert handle.child._host_bytes == 400 << 20
+    finally:
+        job.release(handle)
 
 
 def reader(*frames: bytes) -> Reader:

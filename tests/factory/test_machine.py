@@ -19,6 +19,13 @@ EOF
 """
 
 
+def test_memory_that_is_left_is_read_where_it_is_told(tmp_path):
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal: 24000 kB\nMemFree: 1 kB\nMemAvailable:   12345 kB\n")
+    assert machine.available_bytes(told) == 12345 * 1024
+    assert machine.available_bytes(tmp_path / "absent") is None
+
+
 @pytest.fixture
 def three_gpus(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"

@@ -53,15 +53,26 @@ def test_a_plugin_that_cannot_be_used_is_named(plugged, module):
     assert all(f"theirs = {module}:OPERATION of someone 1.0 " in line for line in said)
 
 
-def test_the_command_says_it_in_a_line(plugged):
-    folder = plugged("absent", None)
+SAID = (
+    "entry point kernel_factory.operations: theirs = absent:OPERATION of someone 1.0 cannot be "
+    "loaded (ModuleNotFoundError: No module named 'absent'); mend or uninstall it"
+)
+
+
+def command(folder, *argv):
     code = (
         f"import sys; sys.path.insert(0, {str(folder)!r}); from factory.cli import main; "
-        "main(['operations', 'theirs'])"
+        f"main({list(argv)!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr.splitlines() == [
-        "factory: entry point kernel_factory.operations: theirs = absent:OPERATION of someone 1.0 "
-        "cannot be loaded (ModuleNotFoundError: No module named 'absent'); mend or uninstall it"
-    ]
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_it_in_a_line(plugged):
+    done = command(plugged("absent", None), "operations", "theirs")
+    assert (done.returncode, done.stderr) == (3, f"factory: {SAID}\n")
+
+
+def test_the_list_leaves_it_out_and_says_so(plugged):
+    done = command(plugged("absent", None), "operations")
+    assert (done.returncode, done.stderr) == (0, f"factory: left out: {SAID}\n")
+    assert "kda_prefill" in done.stdout
