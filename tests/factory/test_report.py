@@ -659,6 +659,7 @@ const put = (v) => { const s = document.getElementById("search"); s.value = v;
 const rows = () => [...document.querySelectorAll("#table tbody tr")].map((r) =>
   [...r.cells].map((c) => c.textContent));
 const out = {};
+out.heads = [...document.querySelectorAll("#table thead th")].map((h) => h.textContent);
 put("bt=32 and anchor=mid"); out.filtered = rows();
 put("us<60"); out.fast = rows();
 put("");
@@ -713,18 +714,19 @@ def test_in_a_browser_filter_sort_and_points_work(shipped, tmp_path):
     file = tmp_path / "r.html"
     file.write_text(shipped[1].text.replace("</body>", CLICKS + "</body>"))
     dom = opened(file)
-    seen = json.loads(Page(dom).said().rpartition('{"filtered"')[2].join(['{"filtered"', ""]))
+    seen = json.loads(Page(dom).said().rpartition('{"heads"')[2].join(['{"heads"', ""]))
+    trial, us, status = (seen["heads"].index(name) for name in ("trial", "us", "status"))
     table = shipped[1].table
     want = [r for r in table if {"bt=32", "anchor=mid"} <= set(r["schedule"].split())]
-    assert [int(r[1]) for r in seen["filtered"]] == [r["trial"] for r in want]
-    assert [int(r[1]) for r in seen["fast"]] == [
+    assert [int(r[trial]) for r in seen["filtered"]] == [r["trial"] for r in want]
+    assert [int(r[trial]) for r in seen["fast"]] == [
         r["trial"] for r in table if r["us"] is not None and r["us"] < 60
     ]
-    timed = [float(r[3]) for r in seen["up"] if r[3]]
+    timed = [float(r[us]) for r in seen["up"] if r[us]]
     assert timed == sorted(timed)
-    assert [float(r[3]) for r in seen["down"] if r[3]] == sorted(timed, reverse=True)
-    assert not any(r[3] for r in seen["down"][len(timed) :])
-    assert [r[2] for r in seen["clicked"]] == ["rejected"]
+    assert [float(r[us]) for r in seen["down"] if r[us]] == sorted(timed, reverse=True)
+    assert not any(r[us] for r in seen["down"][len(timed) :])
+    assert [r[status] for r in seen["clicked"]] == ["rejected"]
 
 
 @pytest.mark.soak

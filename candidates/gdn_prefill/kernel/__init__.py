@@ -1,8 +1,9 @@
 """The GDN prefill kernels in CuTe DSL for sm_90a, in two forms.
 
-Split: a PREP for scalar gates, then KDA's SCAN.  A chunk's image, as KDA's ``image`` module lays
-it out, is what the two agree on.  With one gate per token and value head its decay is the same in
-all key channels, and everything behind PREP is KDA's own, unchanged.
+Split: a PREP for scalar gates, then KDA's SCAN.  A chunk's image, as
+:mod:`candidates.kda_prefill.kernel.image` lays it out, is what the two agree on.  With one gate
+per token and value head its decay is the same in all key channels, and everything behind PREP is
+KDA's own, unchanged.
 
 Fused: one kernel whose CTAs build two matrices a chunk and scan with the raw rows of q, k and v;
 with 128 value rows sequences may be cut into pieces, which KDA's fix-up joins.
