@@ -154,8 +154,8 @@ def _winner(operation: Operation, family: Family, store: Store) -> Selection | s
     )
     if not leaders:
         return (
-            f"no trial of version {operation.version} is measured and ranked, which"
-            " factory leaderboard --status all shows"
+            f"no measured trial of version {operation.version} has a place:"
+            " factory leaderboard --status all shows what there is"
         )
     campaign = store.get_campaign(leaders[0].campaign_id)
     final = winner(store, campaign.id)
