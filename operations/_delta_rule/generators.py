@@ -18,7 +18,7 @@ from operations._delta_rule.recipes import Recipe
 from operations._delta_rule.spec import HEAD_DIM
 from operations._delta_rule.workloads import DeltaRuleWorkload
 
-__all__ = ["draw", "mostly_slow", "rand", "randn", "scattered", "seed_of", "single_tokens"]
+__all__ = ["draw", "plain_gate", "rand", "randn", "seed_of"]
 
 _SIMILAR_NOISE = 0.1
 """Squared length of the noise around a common unit key: mean cosine 1 / (1 + 0.1) = 0.91.
@@ -115,20 +115,61 @@ def rand(*shape: int, rng: torch.Generator) -> torch.Tensor:
     return torch.rand(*shape, generator=rng, device=rng.device, dtype=torch.float32)
 
 
-def mostly_slow(*shape: int, rng: torch.Generator) -> torch.Tensor:
+def plain_gate(
+    recipe: Recipe, workload: DeltaRuleWorkload, channels: tuple[int, ...], rng: torch.Generator
+) -> torch.Tensor:
+    """Activated gates of the rules that hold for a gate of any shape.
+
+    Where even and odd differ, it is along the last axis: channels, or heads that have none.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    workload : DeltaRuleWorkload
+    channels : tuple of int
+        Gates of one token and state head: ``(128,)``, or ``()`` for a single one.
+    rng : Generator
+
+    Returns
+    -------
+    Tensor [T, HV, *channels], fp32, at most 0.
+
+    Raises
+    ------
+    ValueError
+        If the recipe's rule is none of these.
+    """
+    shape = (workload.tokens, workload.state_heads, *channels)
+    if recipe.gate == "constant":
+        return torch.full(shape, recipe.level, device=rng.device)
+    if recipe.gate == "mixed":
+        g = torch.full(shape, -0.001, device=rng.device)
+        g[..., 0::2] = recipe.level
+        return g
+    if recipe.gate == "closed":
+        g = (rand(*shape, rng=rng) < 0.5).float().mul_(recipe.level)
+        g[..., 0::2] = 0.0
+        return g
+    if recipe.gate == "remembered":
+        return rand(*shape, rng=rng).mul_(-2e-5)
+    if recipe.gate == "scattered":
+        g = _mostly_slow(*shape, rng=rng)
+        decades = math.log(recipe.level / _SCATTER_LEAST)
+        strong = rand(*shape, rng=rng).mul_(decades).exp_().mul_(_SCATTER_LEAST)
+        return torch.where(rand(*shape, rng=rng) < _SCATTER, strong, g)
+    if recipe.gate == "single_token":
+        g = _mostly_slow(*shape, rng=rng)
+        g[_single_tokens(workload, rng.device)] = recipe.level
+        return g
+    raise ValueError(f"gate rule {recipe.gate!r} has a raw form only")
+
+
+def _mostly_slow(*shape: int, rng: torch.Generator) -> torch.Tensor:
     """Gates uniform in (-0.01, 0]: the ground that strong ones stand out from."""
     return rand(*shape, rng=rng).mul_(-0.01)
 
 
-def scattered(*shape: int, level: float, rng: torch.Generator) -> torch.Tensor:
-    """Slow gates but for one in 64, log-uniform between -3 and ``level``."""
-    g = mostly_slow(*shape, rng=rng)
-    decades = math.log(level / _SCATTER_LEAST)
-    strong = rand(*shape, rng=rng).mul_(decades).exp_().mul_(_SCATTER_LEAST)
-    return torch.where(rand(*shape, rng=rng) < _SCATTER, strong, g)
-
-
-def single_tokens(workload: DeltaRuleWorkload, device: torch.device) -> Any:
+def _single_tokens(workload: DeltaRuleWorkload, device: torch.device) -> Any:
     """Index ``(tokens, heads)`` of one token in each sequence that has any, for each state head."""
     heads = range(workload.state_heads)
     full = [(s, n) for s, n in zip(workload.boundaries, workload.lengths, strict=False) if n]

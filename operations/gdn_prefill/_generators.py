@@ -9,7 +9,7 @@ import torch
 
 from operations._base import Regime
 from operations._delta_rule import generators
-from operations._delta_rule.generators import mostly_slow, rand, randn, scattered, single_tokens
+from operations._delta_rule.generators import plain_gate, rand, randn
 from operations.gdn_prefill._regimes import RECIPES, Recipe
 from operations.gdn_prefill._workloads import GdnWorkload
 
@@ -94,25 +94,7 @@ def _raw_gate(recipe: Recipe, T: int, HV: int, rng: torch.Generator) -> dict[str
 
 def _plain_gate(recipe: Recipe, workload: GdnWorkload, rng: torch.Generator) -> torch.Tensor:
     """Activated gates that no softplus gate produces exactly."""
-    T, HV, device = workload.tokens, workload.value_heads, rng.device
-    if recipe.gate == "constant":
-        return torch.full((T, HV), recipe.level, device=device)
-    if recipe.gate == "mixed_heads":
-        g = torch.full((T, HV), -0.001, device=device)
-        g[:, 0::2] = recipe.level
-        return g
-    if recipe.gate == "closed":
-        g = (rand(T, HV, rng=rng) < 0.5).float().mul_(recipe.level)
-        g[:, 0::2] = 0.0
-        return g
-    if recipe.gate == "scattered":
-        return scattered(T, HV, level=recipe.level, rng=rng)
-    if recipe.gate == "remembered":
-        return rand(T, HV, rng=rng).mul_(-2e-5)
     if recipe.gate == "log_sigmoid_of_uniform":
-        return torch.nn.functional.logsigmoid(rand(T, HV, rng=rng))
-    if recipe.gate == "single_token":
-        g = mostly_slow(T, HV, rng=rng)
-        g[single_tokens(workload, device)] = recipe.level
-        return g
-    raise ValueError(f"gate rule {recipe.gate!r} has a raw form only")
+        x = rand(workload.tokens, workload.value_heads, rng=rng)
+        return torch.nn.functional.logsigmoid(x)
+    return plain_gate(recipe, workload, (), rng)

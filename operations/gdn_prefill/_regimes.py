@@ -24,7 +24,7 @@ Gate = Literal[
     "softplus_plain",
     "softplus_slow",
     "constant",
-    "mixed_heads",
+    "mixed",
     "remembered",
     "single_token",
     "scattered",
@@ -122,7 +122,7 @@ def _build() -> tuple[dict[str, Regime], dict[str, Recipe]]:
         "mixed_heads",
         "edge",
         -20.0,
-        Recipe("mixed_heads", level=-20.0),
+        Recipe("mixed", level=-20.0),
         "even value heads constant -20, odd ones -0.001: heads that share a key head differ most "
         "in what they remember, so a gate that is read by key head, or from a neighbour, shows",
     )

@@ -9,7 +9,7 @@ import torch
 
 from operations._base import Regime
 from operations._delta_rule import generators
-from operations._delta_rule.generators import mostly_slow, rand, randn, scattered, single_tokens
+from operations._delta_rule.generators import plain_gate, rand, randn
 from operations._delta_rule.spec import HEAD_DIM
 from operations.kda_prefill._regimes import PRODUCTION_LOWER_BOUND, RECIPES, Recipe
 from operations.kda_prefill._workloads import KdaWorkload
@@ -44,17 +44,7 @@ def activate_safe_gate(
 
 
 def draw(workload: KdaWorkload, regime: Regime, *, seed: int, device: str) -> dict[str, Any]:
-    """Draw one input set with every form it has.
-
-    Returns
-    -------
-    dict
-        The arguments of the operation (``q, k, v, g, beta, cu_seqlens,
-        initial_state, scale``), always ``q_raw``, ``k_raw`` (bf16, not
-        normalised) and ``beta_logits`` (bf16), and for safe-gate regimes
-        ``g_raw`` (bf16), ``A_log`` [H], ``dt_bias`` [H, 128] (fp32) and
-        ``lower_bound``.
-    """
+    """Draw one input set with every form it has; see :meth:`KdaPrefill.draw`."""
     recipe = RECIPES[regime.name]
 
     def gate(rng: torch.Generator) -> dict[str, Any]:
@@ -95,26 +85,7 @@ def _raw_gate(recipe: Recipe, T: int, H: int, rng: torch.Generator) -> dict[str,
 
 def _plain_gate(recipe: Recipe, workload: KdaWorkload, rng: torch.Generator) -> torch.Tensor:
     """Activated gates that no safe gate produces exactly."""
-    T, H, device = workload.tokens, workload.heads, rng.device
-    if recipe.gate == "constant":
-        return torch.full((T, H, HEAD_DIM), recipe.level, device=device)
-    if recipe.gate == "mixed":
-        g = torch.full((T, H, HEAD_DIM), -0.001, device=device)
-        g[..., 0::2] = recipe.level
-        return g
-    if recipe.gate == "closed":
-        g = (rand(T, H, HEAD_DIM, rng=rng) < 0.5).float().mul_(recipe.level)
-        g[..., 0::2] = 0.0
-        return g
-    if recipe.gate == "scattered":
-        return scattered(T, H, HEAD_DIM, level=recipe.level, rng=rng)
-    if recipe.gate == "remembered":
-        return rand(T, H, HEAD_DIM, rng=rng).mul_(-2e-5)
     if recipe.gate == "log_sigmoid":
-        x = randn(T, H, HEAD_DIM, rng=rng)
+        x = randn(workload.tokens, workload.heads, HEAD_DIM, rng=rng)
         return torch.nn.functional.logsigmoid(x).clamp_(min=PRODUCTION_LOWER_BOUND)
-    if recipe.gate == "single_token":
-        g = mostly_slow(T, H, HEAD_DIM, rng=rng)
-        g[single_tokens(workload, device)] = recipe.level
-        return g
-    raise ValueError(f"gate rule {recipe.gate!r} has a raw form only")
+    return plain_gate(recipe, workload, (HEAD_DIM,), rng)
