@@ -14,7 +14,6 @@ head j reads head ``j // (HV / H)`` of q and k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -25,10 +24,10 @@ __all__ = ["boundaries", "chunked", "token_by_token"]
 _GATE_CLAMP = -745.0
 """exp(-745) is 0 to every digit float64 has; a stronger gate would cost cumulative sums theirs."""
 
-_CHUNK = {True: 16, False: 64}
-"""Tokens of a chunk, by whether each channel has a gate of its own.
+_CHUNK_BY_CHANNEL, _CHUNK_BY_HEAD = 16, 64
+"""Tokens of a chunk, where each channel has a gate of its own and where each head has.
 
-Pairwise exponents cost ``16 * 128`` numbers a token and head then, else one per pair of tokens.
+Pairwise exponents cost ``16 * 128`` numbers a token and head there, and 64 here.
 """
 
 _SLICE_BYTES = {"cpu": 48 << 20, "cuda": 2 << 30}
@@ -73,8 +72,9 @@ def _per_value_head(x: torch.Tensor, group: int) -> torch.Tensor:
     return x.repeat_interleave(group, -2) if group > 1 else x
 
 
-def _by_channel(g: torch.Tensor) -> torch.Tensor:
-    """A gate [T, HV, K] as it is; a gate [T, HV] with an axis of 1 that stands for all channels."""
+def _gate(inputs: Inputs) -> torch.Tensor:
+    """The gate [T, HV, K], or [T, HV, 1] where one stands for all channels."""
+    g: torch.Tensor = inputs["g"]
     return g if g.dim() == 3 else g[..., None]
 
 
@@ -96,7 +96,7 @@ def token_by_token(inputs: Inputs) -> dict[str, torch.Tensor]:
     group = _group(inputs)
     q, k = (_per_value_head(inputs[name], group).double() for name in ("q", "k"))
     v = inputs["v"].double()
-    decay = _by_channel(inputs["g"].double().clamp(min=_GATE_CLAMP).exp_())
+    decay = _gate(inputs).double().clamp(min=_GATE_CLAMP).exp_()
     beta = inputs["beta"].double()
     q = q * float(inputs["scale"])
     cu = boundaries(inputs)
@@ -119,6 +119,8 @@ class _Plan:
 
     Parameters
     ----------
+    chunk : int
+        Tokens of a whole chunk.
     order : list of int
         Position in the sorted order to sequence.
     active : list of int
@@ -127,6 +129,7 @@ class _Plan:
         First token and valid tokens of each chunk, per chunk index.
     """
 
+    chunk: int
     order: list[int]
     active: list[int]
     starts: list[list[int]]
@@ -143,7 +146,7 @@ def _plan(cu: list[int], chunk: int) -> _Plan:
         active.append(len(running))
         starts.append([cu[n] + c * chunk for n in running])
         lengths.append([min(chunk, sizes[n] - c * chunk) for n in running])
-    return _Plan(order, active, starts, lengths)
+    return _Plan(chunk, order, active, starts, lengths)
 
 
 @dataclass(frozen=True)
@@ -214,8 +217,7 @@ def chunked(inputs: Inputs) -> dict[str, torch.Tensor]:
     """
     o, state = _start(inputs)
     cu = boundaries(inputs)
-    chunk = _CHUNK[inputs["g"].dim() == 3]
-    plan = _plan(cu, chunk)
+    plan = _plan(cu, _CHUNK_BY_CHANNEL if inputs["g"].dim() == 3 else _CHUNK_BY_HEAD)
     if not plan.active:
         return {"o": o, "final_state": state}
     _, HV, V, K = state.shape
@@ -232,44 +234,34 @@ def chunked(inputs: Inputs) -> dict[str, torch.Tensor]:
         while last < len(plan.active) and chunks + plan.active[last] <= room:
             chunks += plan.active[last]
             last += 1
-        _advance(inputs, plan, chunk, first, last, carry, o)
+        _advance(inputs, plan, first, last, carry, o)
         first = last
     state[order] = carry
     return {"o": o, "final_state": state}
 
 
 def _advance(
-    inputs: Inputs,
-    plan: _Plan,
-    chunk: int,
-    first: int,
-    last: int,
-    carry: torch.Tensor,
-    o: torch.Tensor,
+    inputs: Inputs, plan: _Plan, first: int, last: int, carry: torch.Tensor, o: torch.Tensor
 ) -> None:
     """Scan chunk indices ``first..last-1``; updates ``carry`` and writes rows of ``o``."""
     device = o.device
     _, HV, V = o.shape
-    group = _group(inputs)
+    group, chunk = _group(inputs), plan.chunk
     starts = torch.tensor([s for row in plan.starts[first:last] for s in row], device=device)
     lengths = torch.tensor([n for row in plan.lengths[first:last] for n in row], device=device)
     lane = torch.arange(chunk, device=device)
     valid = lane < lengths[:, None]  # [chunks, BT]
     index = torch.where(valid, starts[:, None] + lane, starts[:, None])
 
-    def padded(name: str) -> torch.Tensor:
-        """Tokens as [chunks, HV, BT, ...]; rows past a sequence's end are set to 0."""
-        x: Any = inputs[name][index]
-        if name in ("q", "k"):
-            x = _per_value_head(x, group)
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        """Rows [chunks, BT, HV, ...] as [chunks, HV, BT, ...], 0 past a sequence's end."""
         x = x.movedim(2, 1).double()
         keep = valid[:, None, :].reshape(len(starts), 1, chunk, *([1] * (x.dim() - 3)))
         return torch.where(keep, x, x.new_zeros(()))
 
-    tokens = {name: padded(name) for name in ("q", "k", "v", "g", "beta")}
-    tokens["g"].clamp_(min=_GATE_CLAMP)
-    if inputs["g"].dim() == 2:
-        tokens["g"] = tokens["g"][..., None]
+    tokens = {name: padded(_per_value_head(inputs[name][index], group)) for name in ("q", "k")}
+    tokens |= {name: padded(inputs[name][index]) for name in ("v", "beta")}
+    tokens["g"] = padded(_gate(inputs)[index]).clamp_(min=_GATE_CLAMP)
     tokens["q"] *= float(inputs["scale"])
     f = _factors(tokens)
 
