@@ -5,52 +5,16 @@ Nothing here imports torch: listing what an operation is must stay cheap.
 
 from __future__ import annotations
 
-from operations._base import Contract, TensorSpec, Tolerance
+from operations._base import Contract, Tolerance
+from operations._delta_rule.spec import tensors
 
 __all__ = ["CONTRACT", "SIMILAR_KEYS_TOLERANCES", "TENSORS", "TOLERANCES"]
 
-TENSORS: tuple[TensorSpec, ...] = (
-    TensorSpec("q", ("T", "H", 128), "bfloat16", "input", "queries, unit norm per token and head"),
-    TensorSpec("k", ("T", "H", 128), "bfloat16", "input", "keys, unit norm per token and head"),
-    TensorSpec(
-        "v",
-        ("T", "HV", 128),
-        "bfloat16",
-        "input",
-        "values; HV is a multiple of H, and value head j reads head j // (HV / H) of q and k",
-    ),
-    TensorSpec(
-        "g",
-        ("T", "HV"),
-        "float32",
-        "input",
-        "activated forget gate per value head, natural-log units, <= 0",
-    ),
-    TensorSpec("beta", ("T", "HV"), "float32", "input", "activated write strength in [0, 1]"),
-    TensorSpec(
-        "cu_seqlens",
-        ("N+1",),
-        "int32",
-        "input",
-        "sequence boundaries on the packed token axis; first 0, last T",
-    ),
-    TensorSpec(
-        "initial_state",
-        ("N", "HV", 128, 128),
-        "float32",
-        "optional",
-        "state before each sequence, value-major: row v, column k; None means zero",
-    ),
-    TensorSpec(
-        "o", ("T", "HV", 128), "bfloat16", "output", "outputs, read after the token's write"
-    ),
-    TensorSpec(
-        "final_state",
-        ("N", "HV", 128, 128),
-        "float32",
-        "output",
-        "state after each sequence, value-major: row v, column k",
-    ),
+TENSORS = tensors(
+    "HV",
+    ("T", "HV"),
+    values="values; HV is a multiple of H, and value head j reads head j // (HV / H) of q and k",
+    gates="activated forget gate per value head, natural-log units, <= 0",
 )
 
 _TOLERANCE_SOURCE = (

@@ -5,7 +5,8 @@ Nothing here imports torch: listing what an operation is must stay cheap.
 
 from __future__ import annotations
 
-from operations._base import Contract, TensorSpec, Tolerance
+from operations._base import Contract, Tolerance
+from operations._delta_rule.spec import HEAD_DIM, tensors
 
 __all__ = [
     "CONTRACT",
@@ -14,40 +15,11 @@ __all__ = [
     "TOLERANCES",
 ]
 
-TENSORS: tuple[TensorSpec, ...] = (
-    TensorSpec("q", ("T", "H", 128), "bfloat16", "input", "queries, unit norm per token and head"),
-    TensorSpec("k", ("T", "H", 128), "bfloat16", "input", "keys, unit norm per token and head"),
-    TensorSpec("v", ("T", "H", 128), "bfloat16", "input", "values"),
-    TensorSpec(
-        "g",
-        ("T", "H", 128),
-        "float32",
-        "input",
-        "activated forget gate per key channel, natural-log units, <= 0",
-    ),
-    TensorSpec("beta", ("T", "H"), "float32", "input", "activated write strength in [0, 1]"),
-    TensorSpec(
-        "cu_seqlens",
-        ("N+1",),
-        "int32",
-        "input",
-        "sequence boundaries on the packed token axis; first 0, last T",
-    ),
-    TensorSpec(
-        "initial_state",
-        ("N", "H", 128, 128),
-        "float32",
-        "optional",
-        "state before each sequence, value-major: row v, column k; None means zero",
-    ),
-    TensorSpec("o", ("T", "H", 128), "bfloat16", "output", "outputs, read after the token's write"),
-    TensorSpec(
-        "final_state",
-        ("N", "H", 128, 128),
-        "float32",
-        "output",
-        "state after each sequence, value-major: row v, column k",
-    ),
+TENSORS = tensors(
+    "H",
+    ("T", "H", HEAD_DIM),
+    values="values",
+    gates="activated forget gate per key channel, natural-log units, <= 0",
 )
 
 _TOLERANCE_SOURCE = (
