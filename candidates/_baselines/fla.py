@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from candidates._base import Baseline, Runnable
 from candidates._baselines.common import Bound, distribution_version, missing_module, no_sm90
@@ -18,7 +18,10 @@ from operations import Inputs, Outputs, Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COMMON_KERNELS", "FlaOperator"]
+__all__ = ["COMMON_KERNELS", "FlaOperator", "Operator", "bound"]
+
+Operator: TypeAlias = "Callable[..., tuple[torch.Tensor, torch.Tensor]]"
+"""A chunked operator with fla's signature, which returns ``o`` and the final state."""
 
 COMMON_KERNELS: tuple[str, ...] = (
     "chunk_local_cumsum",
@@ -49,7 +52,7 @@ class FlaOperator(Baseline):
     others_off: ClassVar[Mapping[str, str]]
 
     @abstractmethod
-    def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def function(self) -> Operator:
         """Import the operator."""
 
     def missing(self) -> str | None:
@@ -61,25 +64,44 @@ class FlaOperator(Baseline):
 
     def load(self, workload: Workload, raw: Mapping[str, Any] | None) -> Runnable:
         os.environ.update(self.others_off)
-        operator = self.function()
+        # The offsets on the host are what a caller of fla passes to spare it a copy per call.
+        return bound(
+            self.function(), self.kernels, lambda offsets: {"cu_seqlens_cpu": offsets.cpu()}
+        )
 
-        def bind(inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
-            import torch
 
-            q, k, v, g, beta = (inputs[name].unsqueeze(0) for name in ("q", "k", "v", "g", "beta"))
-            offsets = inputs["cu_seqlens"].to(torch.int64)
-            on_host = offsets.cpu()  # what a caller of fla passes to spare it a copy per call
-            scale, initial = float(inputs["scale"]), inputs["initial_state"]
+def bound(
+    operator: Operator,
+    kernels: tuple[str, ...],
+    more: Callable[[torch.Tensor], Mapping[str, Any]] = lambda offsets: {},
+) -> Bound:
+    """Calls of an operator with fla's signature: one batch row of packed tokens.
 
-            @torch.inference_mode()
-            def call() -> Mapping[str, torch.Tensor]:
-                o, final = operator(
-                    q, k, v, g, beta, scale=scale, initial_state=initial,
-                    output_final_state=True, state_v_first=True,
-                    cu_seqlens=offsets, cu_seqlens_cpu=on_host,
-                )  # fmt: skip
-                return {"o": o.squeeze(0), "final_state": final}
+    Parameters
+    ----------
+    operator : callable
+    kernels : tuple of str
+        Prefixes of the kernels that it launches.
+    more : callable
+        Further arguments of a call, made once from its offsets [N + 1] in int64.
+    """
 
-            return call
+    def bind(inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
+        import torch
 
-        return Bound(self.kernels, bind)
+        q, k, v, g, beta = (inputs[name].unsqueeze(0) for name in ("q", "k", "v", "g", "beta"))
+        offsets = inputs["cu_seqlens"].to(torch.int64)
+        given = more(offsets)
+        scale, initial = float(inputs["scale"]), inputs["initial_state"]
+
+        @torch.inference_mode()
+        def call() -> Mapping[str, torch.Tensor]:
+            o, final = operator(
+                q, k, v, g, beta, scale=scale, initial_state=initial,
+                output_final_state=True, state_v_first=True, cu_seqlens=offsets, **given,
+            )  # fmt: skip
+            return {"o": o.squeeze(0), "final_state": final}
+
+        return call
+
+    return Bound(kernels, bind)

@@ -146,20 +146,23 @@ SHAPES = {
 }
 
 
+def pretend(patch: pytest.MonkeyPatch, operation: str, name: str) -> None:
+    """Let a peer's stand-in be imported as the peer, in an environment that asks for others."""
+    module, function, stand_in = PEERS[operation, name]
+    parts = module.split(".")
+    for depth in range(len(parts)):
+        path = ".".join(parts[: depth + 1])
+        patch.setitem(sys.modules, path, ModuleType(path))
+    patch.setattr(sys.modules[module], function, stand_in, raising=False)
+    for variable in ("FLA_FLASH_KDA", "FLA_FLASH_QLA", "FLA_INTRACARD_CP"):
+        patch.setenv(variable, "1")
+
+
 @pytest.mark.parametrize(("operation", "name"), list(PEERS))
 def test_an_adapter_asks_its_peer_for_this_operation(
     operation: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, function, stand_in = PEERS[operation, name]
-    parents = module.split(".")
-    for depth in range(1, len(parents)):
-        path = ".".join(parents[:depth])
-        monkeypatch.setitem(sys.modules, path, ModuleType(path))
-    fake = ModuleType(module)
-    setattr(fake, function, stand_in)
-    monkeypatch.setitem(sys.modules, module, fake)
-    for variable in ("FLA_FLASH_KDA", "FLA_FLASH_QLA", "FLA_INTRACARD_CP"):
-        monkeypatch.setenv(variable, "1")
+    pretend(monkeypatch, operation, name)
     errors = run(operation, name, SHAPES[operation], "production")
     assert errors
     assert all(e.within for e in errors)
@@ -169,11 +172,7 @@ def test_an_adapter_asks_its_peer_for_this_operation(
 
 
 def test_flashinfer_refuses_inputs_without_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flashinfer", "flashinfer.gdn_prefill"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(
-        sys.modules["flashinfer.gdn_prefill"], "chunk_gated_delta_rule", flashinfer_like, False
-    )
+    pretend(monkeypatch, "gdn_prefill", "flashinfer")
     nothing = GdnWorkload("nothing", heads=2, value_heads=4, lengths=())
     with pytest.raises(ValueError, match="flashinfer needs a sequence"):
         run("gdn_prefill", "flashinfer", nothing, "production")
@@ -203,15 +202,8 @@ def test_peers_of_gdn_are_known_by_their_own_kernels_only() -> None:
 
 
 def _declared(name: str) -> tuple[str, ...]:
-    module, function, stand_in = PEERS["gdn_prefill", name]
-    fake = ModuleType(module)
-    setattr(fake, function, stand_in)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module, fake)
-        for parent in ("fla", "fla.ops"):
-            patch.setitem(sys.modules, parent, ModuleType(parent))
-        for variable in ("FLA_FLASH_QLA", "FLA_INTRACARD_CP"):
-            patch.setenv(variable, "0")
+        pretend(patch, "gdn_prefill", name)
         runnable = BASELINES["gdn_prefill"][name].load(SHAPES["gdn_prefill"], None)
     return tuple(runnable.kernel_names)
 

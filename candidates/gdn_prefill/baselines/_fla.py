@@ -6,13 +6,10 @@ declared kernel names prove that it stayed off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-from candidates._baselines.fla import COMMON_KERNELS, FlaOperator
-
-if TYPE_CHECKING:
-    import torch
+from candidates._baselines.fla import COMMON_KERNELS, FlaOperator, Operator
 
 __all__ = ["FlashLinearAttention"]
 
@@ -27,8 +24,8 @@ class FlashLinearAttention(FlaOperator):
     others_off: ClassVar[Mapping[str, str]] = {"FLA_FLASH_QLA": "0", "FLA_INTRACARD_CP": "0"}
     kernels = ("chunk_gated_delta_rule_fwd_kkt_solve_kernel", "chunk_fwd_kernel_o", *COMMON_KERNELS)
 
-    def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def function(self) -> Operator:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-        operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = chunk_gated_delta_rule
+        operator: Operator = chunk_gated_delta_rule
         return operator

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from candidates._base import Baseline, Runnable
-from candidates._baselines.common import Bound, distribution_version, missing_module, no_sm90
-from operations import Inputs, Outputs, Workload
-
-if TYPE_CHECKING:
-    import torch
+from candidates._baselines.common import distribution_version, missing_module, no_sm90
+from candidates._baselines.fla import bound
+from operations import Workload
 
 __all__ = ["FlashQla"]
 
 
 class FlashQla(Baseline):
-    """Adapter of ``flash_qla.chunk_gated_delta_rule``, forward only.
+    """Adapter of ``flash_qla.chunk_gated_delta_rule``, forward only, which has fla's signature.
 
     It decides for itself whether to cut a sequence; version 0.1.3 refuses empty ones.
     """
@@ -35,24 +33,8 @@ class FlashQla(Baseline):
     def load(self, workload: Workload, raw: Mapping[str, Any] | None) -> Runnable:
         from flash_qla import chunk_gated_delta_rule
 
-        def bind(inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
-            import torch
-
-            q, k, v, g, beta = (inputs[name].unsqueeze(0) for name in ("q", "k", "v", "g", "beta"))
-            offsets = inputs["cu_seqlens"].to(torch.int64)
-            scale, initial = float(inputs["scale"]), inputs["initial_state"]
-
-            @torch.inference_mode()
-            def call() -> Mapping[str, torch.Tensor]:
-                o, final = chunk_gated_delta_rule(
-                    q, k, v, g, beta, scale=scale, initial_state=initial,
-                    output_final_state=True, state_v_first=True, cu_seqlens=offsets,
-                )  # fmt: skip
-                return {"o": o.squeeze(0), "final_state": final}
-
-            return call
-
         # TileLang names a CUDA function after the Python function that it was written as.
         functions = ("chunk_local_cumsum", "kkt_solve", "fused_chunk_gdr_fwd", "prepare_h",
                      "get_warmup_chunks", "correct_h0")  # fmt: skip
-        return Bound((*(f"tilelang_{name}" for name in functions), "void at::native::"), bind)
+        kernels = (*(f"tilelang_{name}" for name in functions), "void at::native::")
+        return bound(chunk_gated_delta_rule, kernels)

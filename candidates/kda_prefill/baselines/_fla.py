@@ -7,13 +7,10 @@ Its autotuner takes about a minute for each new head count on its first call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-from candidates._baselines.fla import COMMON_KERNELS, FlaOperator
-
-if TYPE_CHECKING:
-    import torch
+from candidates._baselines.fla import COMMON_KERNELS, FlaOperator, Operator
 
 __all__ = ["FlashLinearAttention"]
 
@@ -32,8 +29,8 @@ class FlashLinearAttention(FlaOperator):
         *COMMON_KERNELS,
     )
 
-    def function(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def function(self) -> Operator:
         from fla.ops.kda import chunk_kda
 
-        operator: Callable[..., tuple[torch.Tensor, torch.Tensor]] = chunk_kda
+        operator: Operator = chunk_kda
         return operator
