@@ -62,15 +62,8 @@ def test_held_out_workloads_cover_what_tuned_ones_do_not() -> None:
         assert {bt - 1, bt, bt + 1} <= edges
 
 
-def test_reduced_workloads_have_work_for_eight_segments_of_64_token_chunks() -> None:
-    reduced = own(OPERATION.reduced())
-    assert any(-(-w.longest // 64) > 8 and w.initial_state for w in reduced)
-    assert any(0 in w.lengths and 1 in w.lengths for w in reduced)
-    assert any(w.heads > 1 and w.group > 1 for w in reduced)
-    assert any(not w.initial_state for w in reduced)
-    assert sum(w.tokens * w.value_heads for w in reduced) < 2000, "a whole space is quick"
-    names = {w.name for w in reduced} | set(OPERATION.workloads)
-    assert len(names) == len(reduced) + len(OPERATION.workloads)
+def test_a_reduced_workload_has_groups_of_several_key_heads() -> None:
+    assert any(w.heads > 1 and w.group > 1 for w in own(OPERATION.reduced()))
 
 
 @pytest.mark.parametrize(
@@ -92,50 +85,6 @@ def test_workload_of_another_operation_is_refused() -> None:
     foreign = KdaWorkload("foreign", heads=1, lengths=(3,))
     with pytest.raises(TypeError, match="gdn_prefill takes a GdnWorkload, got KdaWorkload"):
         OPERATION.generate(foreign, OPERATION.regimes["slow"], seed=0)
-
-
-@pytest.mark.parametrize("w", own(OPERATION.reduced()), ids=lambda w: w.name)
-def test_generated_tensors_and_outputs_match_the_specs(w: GdnWorkload) -> None:
-    inputs = OPERATION.generate(w, OPERATION.regimes["production"], seed=0)
-    tensors: dict[str, Any] = {**inputs, **OPERATION.outputs(inputs)}
-    sizes = {"T": w.tokens, "H": w.heads, "HV": w.value_heads}
-    sizes |= {"N": w.sequences, "N+1": w.sequences + 1}
-    for spec in OPERATION.tensors:
-        x = tensors.pop(spec.name)
-        if x is None:
-            assert spec.role == "optional"
-            assert not w.initial_state
-            continue
-        assert list(x.shape) == [sizes[d] if isinstance(d, str) else d for d in spec.dims]
-        assert str(x.dtype) == f"torch.{spec.dtype}"
-        assert x.is_contiguous()
-        if spec.role == "output":
-            assert x.isnan().all(), "unwritten elements must show"
-    assert tensors == {"scale": w.scale}
-
-
-@pytest.mark.parametrize(
-    "name", ["2048/4/8/1", "empty-around-37/3/3", "many-short/4/8", "no-state-empty-between/2/4"]
-)
-def test_floor_bytes_count_each_tensor_once_and_the_states_there_are(name: str) -> None:
-    w = OPERATION.workloads[name]
-    inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
-    moved = [inputs[n] for n in ("q", "k", "v", "g", "beta", "initial_state")]
-    moved += OPERATION.outputs(inputs).values()
-    expected = sum(x.numel() * x.element_size() for x in moved if x is not None)
-    assert OPERATION.floor_bytes(w) == expected
-    assert (inputs["initial_state"] is not None) == w.initial_state
-
-
-def test_no_tokens_and_no_sequences_are_workloads_too() -> None:
-    for lengths in ((), (0, 0)):
-        w = GdnWorkload("nothing", heads=1, value_heads=2, lengths=lengths)
-        inputs = OPERATION.generate(w, OPERATION.regimes["single_inf"], seed=0)
-        for evaluate in (OPERATION.oracle, OPERATION.fast_oracle):
-            expected = evaluate(inputs)
-            assert torch.equal(expected["final_state"], inputs["initial_state"].double())
-            assert expected["o"].shape == (0, 2, 128)
-        assert all(e.within for e in OPERATION.compare(expected, expected, w))
 
 
 def test_every_output_has_a_tolerance_and_every_tolerance_an_output() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from operations import Workload
 from operations.kda_prefill import OPERATION, KdaWorkload
@@ -55,18 +54,6 @@ def test_held_out_workloads_cover_what_tuned_ones_do_not() -> None:
     assert sum(n % 2 for n in edges) > len(edges) // 3
 
 
-def test_reduced_workloads_have_work_for_eight_segments_of_64_token_chunks() -> None:
-    reduced: list[Any] = list(OPERATION.reduced())
-    assert any(-(-w.longest // 64) > 8 and w.initial_state for w in reduced)
-    assert any(0 in w.lengths and 1 in w.lengths for w in reduced)
-    assert any(w.heads > 1 for w in reduced)
-    assert any(not w.initial_state for w in reduced)
-    assert sum(w.tokens * w.heads for w in reduced) < 2000, "emulation of a whole space is quick"
-    assert len({w.name for w in reduced} | set(OPERATION.workloads)) == len(reduced) + len(
-        OPERATION.workloads
-    )
-
-
 def test_boundaries_are_the_running_sum_of_lengths() -> None:
     w = KdaWorkload("x", heads=1, lengths=(0, 3, 0, 5))
     assert w.boundaries == (0, 0, 3, 3, 8)
@@ -84,58 +71,9 @@ def test_workload_of_another_operation_is_refused() -> None:
         OPERATION.generate(Workload("foreign"), OPERATION.regimes["slow"], seed=0)
 
 
-@pytest.mark.parametrize("w", OPERATION.reduced(), ids=lambda w: w.name)
-def test_generated_tensors_and_outputs_match_the_specs(w: KdaWorkload) -> None:
-    inputs = OPERATION.generate(w, OPERATION.regimes["production"], seed=0)
-    tensors: dict[str, Any] = {**inputs, **OPERATION.outputs(inputs)}
-    sizes = {"T": w.tokens, "H": w.heads, "N": w.sequences, "N+1": w.sequences + 1}
-    for spec in OPERATION.tensors:
-        x = tensors.pop(spec.name)
-        if x is None:
-            assert spec.role == "optional"
-            assert not w.initial_state
-            continue
-        assert list(x.shape) == [sizes[d] if isinstance(d, str) else d for d in spec.dims]
-        assert str(x.dtype) == f"torch.{spec.dtype}"
-        assert x.is_contiguous()
-    assert tensors == {"scale": w.scale}
-
-
-def test_outputs_start_as_nan_so_that_unwritten_elements_show() -> None:
-    w = OPERATION.reduced()[1]
-    inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
-    for x in OPERATION.outputs(inputs).values():
-        assert x.isnan().all()
-
-
-@pytest.mark.parametrize(
-    "name", ["1024/4/1", "empty-around-37/3", "many-short/8", "no-state-empty-between/2"]
-)
-def test_floor_bytes_count_each_tensor_once_and_the_states_there_are(name: str) -> None:
-    w = OPERATION.workloads[name]
-    inputs = OPERATION.generate(w, OPERATION.regimes["slow"], seed=0)
-    moved = [inputs[n] for n in ("q", "k", "v", "g", "beta", "initial_state")]
-    moved += OPERATION.outputs(inputs).values()
-    expected = sum(x.numel() * x.element_size() for x in moved if x is not None)
-    assert OPERATION.floor_bytes(w) == expected
-    assert (inputs["initial_state"] is not None) == w.initial_state
-
-
 def test_every_output_has_a_tolerance_and_every_tolerance_an_output() -> None:
     outputs = {s.name for s in OPERATION.tensors if s.role == "output"}
     assert set(OPERATION.tolerances) == outputs
     for t in OPERATION.tolerances.values():
         assert (t.max_rel, t.rms_rel) == (1.5e-2, 1e-2)
         assert t.source
-
-
-def test_no_tokens_and_no_sequences_are_workloads_too() -> None:
-    for lengths in ((), (0, 0)):
-        w = KdaWorkload("nothing", heads=2, lengths=lengths)
-        inputs = OPERATION.generate(w, OPERATION.regimes["beyond_single_inf"], seed=0)
-        assert inputs["q"].shape == (0, 2, 128)
-        for evaluate in (OPERATION.oracle, OPERATION.fast_oracle):
-            expected = evaluate(inputs)
-            assert torch.equal(expected["final_state"], inputs["initial_state"].double())
-            assert expected["o"].shape == (0, 2, 128)
-        assert all(e.within for e in OPERATION.compare(expected, expected, w))
