@@ -18,6 +18,9 @@ __all__ = ["DeltaRulePrefill"]
 
 W = TypeVar("W", bound=DeltaRuleWorkload)
 
+_LONGEST_CHUNK = 64
+"""Tokens that an implementation may compute together where it does not say how many."""
+
 
 class DeltaRulePrefill(Operation, Generic[W]):
     """Forward pass of a gated delta rule over packed sequences.
@@ -30,13 +33,10 @@ class DeltaRulePrefill(Operation, Generic[W]):
         The workloads that it takes.
     recipes : Mapping[str, Recipe]
         By regime name.
-    longest_chunk : int
-        Tokens that an implementation may compute together where it does not say how many.
     """
 
     workload_type: type[W]
     recipes: ClassVar[Mapping[str, Recipe]]
-    longest_chunk: ClassVar[int] = 64
 
     @abstractmethod
     def draw(self, workload: W, regime: Regime, *, seed: int, device: str) -> dict[str, Any]:
@@ -153,15 +153,15 @@ class DeltaRulePrefill(Operation, Generic[W]):
         """Causality, and every optional argument honoured, on four short ragged sequences.
 
         Sizes do not grow with ``workload``; of it only the heads count, at most
-        two of q and k.  Without a stated ``chunk`` the longest one in use
-        (:attr:`longest_chunk` tokens) is allowed for.
+        two of q and k.  Without a stated ``chunk`` the longest one in use,
+        64 tokens, is allowed for.
         """
         from operations._delta_rule.probes import probes
 
         def drawn(shape: W, seed: int) -> dict[str, Any]:
             return self.generate(shape, regime, seed=seed, device=device)
 
-        return probes(self._own(workload), drawn, seed=seed, chunk=chunk or self.longest_chunk)
+        return probes(self._own(workload), drawn, seed=seed, chunk=chunk or _LONGEST_CHUNK)
 
     def _own(self, workload: Workload) -> W:
         if not isinstance(workload, self.workload_type):

@@ -67,17 +67,7 @@ SUMS: dict[str, tuple[float, ...]] = {
     "mild": (40058.295, 34439.7326, 164.017063, 156930.669, 206.209827, 61772.785),
 }
 
-NAMES = (
-    "production",
-    "production_spread",
-    "mixed",
-    "similar_keys",
-    "one_hot_state",
-    "closed_ends",
-    "beyond_single_inf",
-    "beyond_scattered",
-    "mild",
-)
+NAMES = tuple(DIGESTS)
 """Each rule of the gate, the keys, the write strengths and the state at least once."""
 
 
