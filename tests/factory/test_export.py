@@ -9,16 +9,17 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import clean_environment
 import export_board as board
 import pytest
+from answers import ask, one_line
 
 import leaderboard
 from candidates.kda_prefill import kernel
-from factory.cli import _run
 from factory.export import exporter as exporters
 from factory.export import sources
 from factory.export.exporter import SHIPPED, ExportError, exporter_of
@@ -35,17 +36,12 @@ FASTER = {**board.EVEN, (2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "
 
 @pytest.fixture
 def factory(tmp_path, monkeypatch, capsys):
-    """Run the command beside a leaderboard that holds the campaign; (code, stdout, stderr)."""
+    """Run the command beside a leaderboard that holds the campaign."""
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///factory.db") as store:
         board.fill(store, FASTER)
 
-    def run(*argv):
-        code = _run([str(a) for a in argv])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return partial(ask, capsys)
 
 
 @pytest.fixture
@@ -58,13 +54,6 @@ def chosen(tmp_path):
             return select(board.OPERATION, board.FAMILY, [store])
 
     return of
-
-
-def one_line(err):
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert "Traceback" not in err
-    return lines[0]
 
 
 # -- which schedule for which shape ----------------------------------------------------
@@ -245,8 +234,7 @@ def test_the_shipped_results_are_exported_without_a_gpu_or_said_to_be_of_another
     monkeypatch.chdir(tmp_path)
     with leaderboard.shipped_store() as store:
         versions = {c.operation_version for c in store.list_campaigns()}
-    code = _run(["export", "kda_prefill", "--to", "kda"])
-    out, err = capsys.readouterr()
+    code, out, err = ask(capsys, "export", "kda_prefill", "--to", "kda")
     if board.OPERATION.version in versions:
         assert code == 0, err
         assert "from the shipped results" in out
