@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ from factory.errors import EXIT_INTERRUPTED, MachineError, UserError
 from factory.executors.base import Executor, WorkerContext
 from factory.plan import Plan, refuse_changes
 from factory.progress import View
+from factory.signals import taken
 from factory.stages.base import HarnessError
 from factory.tally import Tally
 from factory.warm import earlier_campaigns
@@ -236,8 +236,7 @@ def _run(
     return Launched(campaign, driver.tally.finished, driver.tally.passed, interrupted=not done)
 
 
-@contextmanager
-def _signals(driver: Driver, view: View) -> Iterator[None]:
+def _signals(driver: Driver, view: View) -> AbstractContextManager[None]:
     """First Ctrl-C or SIGTERM: stop cleanly.  Second: leave at once; nothing is lost by it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -246,12 +245,4 @@ def _signals(driver: Driver, view: View) -> Iterator[None]:
         driver.stop_asked = True
         view.note(f"{signal.Signals(number).name}: stopping; once more to leave at once")
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+    return taken((signal.SIGINT, signal.SIGTERM), stop)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -23,6 +22,7 @@ from factory.cli.common import (
     us_text,
 )
 from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
+from factory.signals import taken
 
 if TYPE_CHECKING:
     from candidates.user import UserFamily
@@ -111,8 +111,7 @@ def check(
     return EXIT_MACHINE if found.void else EXIT_DONE
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _ended_by_sigterm() -> AbstractContextManager[None]:
     """SIGTERM ends a check as Ctrl-C does, whoever sends it: no verdict, its processes ended."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -120,14 +119,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         click.echo("SIGTERM: stopping; there is no verdict", err=True)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
+    return taken((signal.SIGTERM,), stop)
 
 
 def _compute_alone() -> None:

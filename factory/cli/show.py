@@ -133,8 +133,8 @@ def _again(record: TrialRecord, campaign: CampaignRecord, *, as_json: bool) -> i
 
     if why := _other(campaign):
         raise UserError(f"trial {record.id} cannot be run again: {why}")
+    operation = operations.get(campaign.operation)
     try:
-        operation = operations.get(campaign.operation)
         family = candidates.get(campaign.operation)
     except LookupError as error:
         raise UserError(str(error)) from error

@@ -30,7 +30,7 @@ from factory.device.protocol import Bound, Case, Load, Open, Ref, Run, Target, T
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_REASON = 4000
-"""Characters of a candidate's own words; with all of them an answer may be larger than a frame."""
+"""Characters of a fault's words, which may be a candidate's: an answer has to fit into a frame."""
 
 
 class _Fault(Exception):
@@ -62,8 +62,9 @@ def _foreign(doing: str) -> Iterator[None]:
             said = f"{doing}: its output, or a file it writes, exceeds {limit / 2**20:.0f} MiB"
             raise _Fault("candidate", said) from error
         text = str(error).strip().splitlines()
-        first = text[0][:_LONGEST_REASON] if text else ""
-        raise _Fault("candidate", f"{doing}: {type(error).__name__}: {first}") from error
+        raise _Fault(
+            "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"
+        ) from error
 
 
 class _Service:
@@ -245,14 +246,18 @@ def _answer(
     try:
         reply = {"ok": work()}
     except _Fault as fault:
-        reply = {"fault": {"kind": fault.kind, "message": str(fault)}}
+        reply = _blame(fault.kind, str(fault))
         _log()
     except Exception as error:  # noqa: BLE001  reported to the job, which ends this process
-        reply = {"fault": {"kind": "harness", "message": f"{type(error).__name__}: {error}"}}
+        reply = _blame("harness", f"{type(error).__name__}: {error}")
         _log()
     if not (quiet and "ok" in reply):
         connection.send_bytes(json.dumps(reply).encode())
     return "ok" in reply
+
+
+def _blame(kind: str, message: str) -> dict[str, Any]:
+    return {"fault": {"kind": kind, "message": message[:_LONGEST_REASON]}}
 
 
 def main(number: int, parent: int) -> None:

@@ -71,7 +71,7 @@ class DeltaRuleExporter(Exporter):
     homes = ("fla_backend.py",)
 
     @property
-    def interchange(self) -> Interchange:  # type: ignore[override]
+    def interchange(self) -> Interchange:
         """Its sizes, and what is the same for all gated delta rules."""
         varying = {n: {"type": "var", "description": said} for n, said in self.sizes.items()}
         return Interchange(

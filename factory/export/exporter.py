@@ -127,7 +127,6 @@ class Exporter(ABC):
         Output of the operation to the argument of the exported function that takes its tensor.
     homes : tuple of str
         Files of the folder that are for other packages, and no part of a solution.
-    interchange : Interchange
     """
 
     operation: str
@@ -142,7 +141,11 @@ class Exporter(ABC):
     shape_head: str
     outputs: tuple[tuple[str, str], ...]
     homes: tuple[str, ...] = ()
-    interchange: Interchange
+
+    @property
+    @abstractmethod
+    def interchange(self) -> Interchange:
+        """What an interchange format asks for."""
 
     @abstractmethod
     def shape(self, workload: Workload) -> tuple[int, ...]:

@@ -279,9 +279,9 @@ def _run(
     first = rows[0]
     ids = {row.id: row for row in rows}
     won = winner(store, campaign.id)
-    leader = ids.get(won.id, first) if won is not None else first
-    if won is not None and leader.id != won.id:
+    if won is not None and won.id not in ids:
         won = None
+    leader = first if won is None else ids[won.id]
     over = _Over(store, leader)
     how = [first.method or "", f"{first.cache} cache" if first.cache not in (None, "none") else ""]
     words = [f"clock {first.clock.value}", *([f"on {first.gpu}"] if first.gpu else []), *how]
@@ -400,8 +400,10 @@ class _Over:
     def verdict(self, control: str, workload: str | None = None) -> Verdict | None:
         """Over all workloads, or on one; None where that is not known."""
         found = self._ratio(control)
-        if found is None or workload is None:
-            return None if found is None else found.verdict
+        if found is None:
+            return None
+        if workload is None:
+            return found.verdict
         return next((s.verdict for s in found.shapes if s.workload == workload), None)
 
 

@@ -48,6 +48,7 @@ FILES: dict[str, str] = {
     + "    outputs['y'].copy_(KEPT[key])\n",
     "clears its outputs": RIGHT + "    outputs.clear()\n",
     "returns another": RIGHT + "    return {'z': outputs['y']}\n",
+    "returns a long name": RIGHT + "    return {'z' * (9 << 20): outputs['y']}\n",
     "prints much": RIGHT + "    print('first\\n' + 'x' * (4 << 20) + '\\nlast')\n",
     "ends its parent": RIGHT + "    import os\n    os.kill(os.getppid(), 15)\n",
     "raises on import": RIGHT + "\nraise ValueError('not today')\n",

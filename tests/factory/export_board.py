@@ -14,7 +14,8 @@ from typing import Any
 import candidates
 import operations
 from candidates import Family, Schedule
-from leaderboard import FingerprintRecord, Store, import_lines, interval
+from factory.export.select import Selection, select
+from leaderboard import FingerprintRecord, Store, import_lines, interval, open_store
 from operations import Operation
 
 
@@ -82,6 +83,8 @@ def even(subject: Subject) -> Times:
 
 
 EVEN = even(KDA)
+FASTER = {**EVEN, (2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "slow"): 97.0}
+"""The third schedule wins 5% on one shape and loses 2% of it at slow gates."""
 
 
 def samples(median: float) -> list[float]:
@@ -174,6 +177,13 @@ def _time(
         "input_form": "activated", "median_us": us, "low_us": low, "high_us": high,
         "samples_us": drawn, "kernels": [f"kda_fused_{n}"], "held_out": held_out, "phase": phase,
     }  # fmt: skip
+
+
+def selected(times: Times | None = None, subject: Subject = KDA, **changes: Any) -> Selection:
+    """What is exported where this is the only campaign; keywords as for :func:`lines`."""
+    with open_store("sqlite://") as store:
+        fill(store, times, subject=subject, **changes)
+        return select(subject.operation, subject.family, [store])
 
 
 def fill(store: Store, times: Times | None = None, **changes: Any) -> Store:

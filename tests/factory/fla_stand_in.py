@@ -15,8 +15,6 @@ import pytest
 
 from factory.export.folder import write
 from factory.export.render import render
-from factory.export.select import select
-from leaderboard import open_store
 
 __all__ = ["vendored"]
 
@@ -47,10 +45,7 @@ def vendored(
     ``function`` is fla's own, if the backend imports it.  Yields the module of the backend, and
     what it registered by what it registered it for.
     """
-    with open_store(f"sqlite:///{base / 'x.db'}") as store:
-        board.fill(store, subject=subject)
-        found = render(select(subject.operation, subject.family, [store]))
-    write(found, base / package)
+    write(render(board.selected(subject=subject)), base / package)
     registered: dict[Any, Any] = {}
 
     def register(entry_point: Any) -> Any:

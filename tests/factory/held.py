@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from waiting import until
+
+from leaderboard.whole_file import whole_file
 
 
 class Hold:
@@ -21,9 +22,8 @@ class Hold:
         These take workers away: let at least as many blocks go as there are workers, and wait for
         their trials before the next call, so that what is let go finds a worker in its turn.
         """
-        aside = self.folder / "aside"
-        aside.write_text(f"{block}\n")
-        os.replace(aside, self.folder / "last")
+        with whole_file(self.folder / "last") as last:
+            last.write(f"{block}\n")
 
     def none(self) -> None:
         """Let all go."""

@@ -13,13 +13,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from answers import ask
 from waiting import HANG_S
 
 import candidates
 from candidates import BuildError, ToolchainError
 from factory import device
 from factory.artefacts import Store, default_store, key_of
-from factory.cli import main
 from factory.device.simulated import SimulatedDevice
 from factory.stages.compile import compile_schedule
 from leaderboard.records import StageStatus
@@ -272,10 +272,9 @@ def test_gc_says_what_it_freed(tmp_path, monkeypatch, capsys):
         store.put(name, {"x": bytes(2048)})
 
     def run(*argv: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["gc", *argv])
-        assert ended.value.code == 0
-        return capsys.readouterr().out
+        code, out, err = ask(capsys, "gc", *argv)
+        assert code == 0, err
+        return out
 
     assert run("--max-size", "0", "--dry-run").startswith("would free 4.2 KiB of 2 entries; 0 B")
     told = json.loads(run("--max-size", "3K", "--json"))
@@ -283,7 +282,6 @@ def test_gc_says_what_it_freed(tmp_path, monkeypatch, capsys):
     assert told["store"] == str(tmp_path / "store")
     assert run().startswith("freed 0 B of 0 entries; 2.1 KiB of 1 stay")
     assert run("--max-size", "0").startswith("freed 2.1 KiB of 1 entries; 0 B of 0 stay")
-    with pytest.raises(SystemExit) as ended:
-        main(["gc", "--max-size", "much"])
-    assert ended.value.code == 2
-    assert "'much' is no size" in capsys.readouterr().err
+    code, _, err = ask(capsys, "gc", "--max-size", "much")
+    assert code == 2
+    assert "'much' is no size" in err

@@ -8,27 +8,25 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import recorded
+from answers import Answer, ask
 
 import leaderboard
 from factory.cli import _run
 
-Run = Callable[..., tuple[int, str, str]]
+Run = Callable[..., Answer]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command, in an empty working directory; returns its code, output and errors."""
+    """The command, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
 
-    def command(*argv: str) -> tuple[int, str, str]:
-        code = _run(argv)
-        return (code, *capsys.readouterr())
-
-    return command
+    return partial(ask, capsys)
 
 
 @pytest.fixture

@@ -341,6 +341,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     [
         ("clears its outputs", "output 'y' is missing: there is nothing"),
         ("returns another", "output 'y' is missing: there is 'z'"),
+        ("returns a long name", "output 'y' is missing: there is 'zzz"),
     ],
 )
 def test_an_output_that_is_not_there_is_named(checked: Check, name: str, said: str) -> None:

@@ -8,14 +8,15 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from answers import ask, one_line
 from waiting import HANG_S
 
 import candidates
 import operations
-from factory.cli import _run
 from leaderboard import open_store
 
 TOY = """\
@@ -30,23 +31,11 @@ workers = 1
 
 @pytest.fixture
 def factory(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty working directory; returns (code, stdout, stderr)."""
+    """Run the command in an empty working directory; returns an ``Answer``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.toml").write_text(TOY)
 
-    def run(*argv):
-        code = _run([str(a) for a in argv])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def one_line(err):
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert "Traceback" not in err
-    return lines[0]
+    return partial(ask, capsys)
 
 
 # -- what goes wrong ------------------------------------------------------------------

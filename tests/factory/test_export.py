@@ -4,74 +4,49 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import clean_environment
 import export_board as board
 import pytest
+from answers import ask, one_line
 
 import leaderboard
 from candidates.kda_prefill import kernel
-from factory.cli import _run
 from factory.export import exporter as exporters
 from factory.export import sources
 from factory.export.exporter import SHIPPED, ExportError, exporter_of
 from factory.export.folder import write
 from factory.export.render import export_hash, render
-from factory.export.select import select
 from leaderboard import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = Path(kernel.__path__[0])
-FASTER = {**board.EVEN, (2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "slow"): 97.0}
-"""The third schedule wins 5% on one shape and loses 2% of it at slow gates."""
 
 
 @pytest.fixture
 def factory(tmp_path, monkeypatch, capsys):
-    """Run the command beside a leaderboard that holds the campaign; (code, stdout, stderr)."""
+    """Run the command beside a leaderboard that holds the campaign."""
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///factory.db") as store:
-        board.fill(store, FASTER)
+        board.fill(store, board.FASTER)
 
-    def run(*argv):
-        code = _run([str(a) for a in argv])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-@pytest.fixture
-def chosen(tmp_path):
-    """What is selected from a campaign with these times."""
-
-    def of(times=board.EVEN, **changes):
-        with open_store(f"sqlite:///{tmp_path / 'chosen.db'}") as store:
-            board.fill(store, times, **changes)
-            return select(board.OPERATION, board.FAMILY, [store])
-
-    return of
-
-
-def one_line(err):
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert "Traceback" not in err
-    return lines[0]
+    return partial(ask, capsys)
 
 
 # -- which schedule for which shape ----------------------------------------------------
 
 
-def test_the_winner_of_the_finals_serves_every_shape_where_nothing_is_told_faster(chosen):
-    found = chosen()
+def test_the_winner_of_the_finals_serves_every_shape_where_nothing_is_told_faster():
+    found = board.selected()
     assert [(row.workload, row.schedule) for row in found.rows] == [(None, board.SCHEDULES[0])]
     assert found.is_winner
     assert found.same_source
@@ -79,8 +54,8 @@ def test_the_winner_of_the_finals_serves_every_shape_where_nothing_is_told_faste
     assert len(found.default.times) == 4
 
 
-def test_a_shape_on_which_another_trial_is_told_faster_gets_a_row_of_its_own(chosen):
-    found = chosen(FASTER)
+def test_a_shape_on_which_another_trial_is_told_faster_gets_a_row_of_its_own():
+    found = board.selected(board.FASTER)
     assert [row.workload for row in found.rows] == ["8192/12/4", None]
     row = found.rows[0]
     assert row.schedule == board.SCHEDULES[2]
@@ -99,41 +74,41 @@ def test_a_shape_on_which_another_trial_is_told_faster_gets_a_row_of_its_own(cho
     ],
     ids=["not told apart", "loses more at slow gates than it gains"],
 )
-def test_no_row_where_the_gain_is_none(chosen, times):
-    assert [row.workload for row in chosen({**board.EVEN, **times}).rows] == [None]
+def test_no_row_where_the_gain_is_none(times):
+    assert [row.workload for row in board.selected({**board.EVEN, **times}).rows] == [None]
 
 
-def test_a_schedule_that_bears_less_gets_no_row(chosen, monkeypatch):
+def test_a_schedule_that_bears_less_gets_no_row(monkeypatch):
     bounds = {board.SCHEDULES[0]: -10.0, board.SCHEDULES[1]: -10.0, board.SCHEDULES[2]: -5.0}
     monkeypatch.setattr(board.FAMILY, "gate_bound", bounds.get)
-    found = chosen(FASTER)
+    found = board.selected(board.FASTER)
     assert [row.workload for row in found.rows] == [None]
     assert found.gate_bound == -10.0
 
 
-def test_the_table_bears_what_its_weakest_row_bears(chosen, monkeypatch):
+def test_the_table_bears_what_its_weakest_row_bears(monkeypatch):
     bounds = {board.SCHEDULES[0]: -5.0, board.SCHEDULES[1]: -5.0, board.SCHEDULES[2]: None}
     monkeypatch.setattr(board.FAMILY, "gate_bound", bounds.get)
-    found = chosen(FASTER)
+    found = board.selected(board.FASTER)
     assert len(found.rows) == 2
     assert found.gate_bound == -5.0
 
 
-def test_without_finals_nothing_is_exported_as_the_winner(chosen):
+def test_without_finals_nothing_is_exported_as_the_winner():
     with pytest.raises(ExportError, match="has no finals, and only these name a winner"):
-        chosen(finals=False)
+        board.selected(finals=False)
 
 
-def test_scores_of_another_version_of_the_operation_do_not_count(chosen):
+def test_scores_of_another_version_of_the_operation_do_not_count():
     with pytest.raises(ExportError, match="no winner of kda_prefill to export"):
-        chosen(version="0")
+        board.selected(version="0")
 
 
 # -- what is written -------------------------------------------------------------------
 
 
-def test_the_kernels_are_the_campaigns_but_for_the_prefix_of_their_imports(chosen):
-    files = render(chosen())
+def test_the_kernels_are_the_campaigns_but_for_the_prefix_of_their_imports():
+    files = render(board.selected())
     names = [n for n in files if n.startswith("kernel/")]
     assert {"kernel/entry.py", "kernel/host.py", "kernel/fused.py"} <= set(names)
     for name in names:
@@ -187,15 +162,15 @@ def test_the_manifest_names_files_trials_jobs_and_measurements(factory, tmp_path
     assert (tmp_path / "kda/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_a_changed_source_is_said_plainly(chosen):
-    found = chosen(source="0" * 64)
+def test_a_changed_source_is_said_plainly():
+    found = board.selected(source="0" * 64)
     files = render(found)
     assert not found.same_source
     assert "The kernels have changed since these times were read" in files["README.md"].decode()
     assert json.loads(files["MANIFEST.json"])["source"]["same_as_measured"] is False
 
 
-def test_the_exported_call_takes_what_the_entry_point_takes_but_a_schedule(chosen):
+def test_the_exported_call_takes_what_the_entry_point_takes_but_a_schedule():
     def parameters(text):
         (node,) = (
             n
@@ -205,7 +180,7 @@ def test_the_exported_call_takes_what_the_entry_point_takes_but_a_schedule(chose
         names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
         return names, ast.get_docstring(node)
 
-    files = render(chosen())
+    files = render(board.selected())
     ours, contract = parameters(files["kernel/entry.py"].decode())
     theirs, exported = parameters(files["api.py"].decode())
     assert theirs == [n for n in ours if n != "schedule"]
@@ -245,8 +220,7 @@ def test_the_shipped_results_are_exported_without_a_gpu_or_said_to_be_of_another
     monkeypatch.chdir(tmp_path)
     with leaderboard.shipped_store() as store:
         versions = {c.operation_version for c in store.list_campaigns()}
-    code = _run(["export", "kda_prefill", "--to", "kda"])
-    out, err = capsys.readouterr()
+    code, out, err = ask(capsys, "export", "kda_prefill", "--to", "kda")
     if board.OPERATION.version in versions:
         assert code == 0, err
         assert "from the shipped results" in out
@@ -473,15 +447,12 @@ def test_a_trial_of_another_version_of_the_operation_is_not_exported(factory):
     assert out == ""
 
 
-def test_gates_are_refused_after_their_arguments_were_checked(tmp_path, monkeypatch, chosen):
+def test_gates_are_refused_after_their_arguments_were_checked(tmp_path, monkeypatch):
     """By a table that has a bound: what is no number is refused as such."""
-    import importlib
-    import sys
-
     import torch
 
     monkeypatch.setattr(board.FAMILY, "gate_bound", lambda schedule: -5.0)
-    write(render(chosen()), tmp_path / "bounded_export")
+    write(render(board.selected()), tmp_path / "bounded_export")
     monkeypatch.syspath_prepend(str(tmp_path))
     package = importlib.import_module("bounded_export")
     monkeypatch.setattr(sys.modules["bounded_export.kernel.arguments"], "on_gpu", lambda x: True)
@@ -517,8 +488,8 @@ def test_another_table_and_another_source_supersede(factory, tmp_path, monkeypat
     assert told["changed"] == ["table", "source"]  # the table carries the export's own name
 
 
-def test_the_hash_is_over_sources_and_table_alone(chosen):
-    files = render(chosen())
+def test_the_hash_is_over_sources_and_table_alone():
+    files = render(board.selected())
     bound = export_hash(files)
     assert json.loads(files["MANIFEST.json"])["export_hash"] == bound
     assert export_hash({**files, "README.md": b"", "tests/conftest.py": b""}) == bound
@@ -526,8 +497,8 @@ def test_the_hash_is_over_sources_and_table_alone(chosen):
         assert export_hash({**files, name: files[name] + b"\n"}) != bound
 
 
-def test_a_source_that_needs_more_than_it_may_is_not_exported(chosen, tmp_path, monkeypatch):
-    found = chosen()
+def test_a_source_that_needs_more_than_it_may_is_not_exported(tmp_path, monkeypatch):
+    found = board.selected()
     for path in KERNEL.glob("*.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     entry = tmp_path / "entry.py"

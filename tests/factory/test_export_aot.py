@@ -17,8 +17,6 @@ from factory.export import aot
 from factory.export.exporter import exporter_of
 from factory.export.folder import check, write
 from factory.export.render import export_hash, render
-from factory.export.select import select
-from leaderboard import open_store
 
 pytest.importorskip("cutlass")
 
@@ -29,8 +27,7 @@ EXPORTER = exporter_of("kda_prefill")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export with one form compiled ahead of time."""
     base = tmp_path_factory.mktemp("aot")
-    with open_store(f"sqlite:///{base / 'x.db'}") as store:
-        selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
+    selection = board.selected()
     forms = EXPORTER.forms([row.schedule for row in selection.rows])[:1]
     files = render(selection, compiled=aot.compile_library(EXPORTER, forms))
     assert export_hash(files) == export_hash(render(selection)), "a claim is on the source"
@@ -100,18 +97,14 @@ def test_it_carries_the_runtime_library_with_its_licence(folder: Path) -> None:
     }
     assert (folder / "aot" / "libcute_dsl_runtime.so.LICENSE").stat().st_size > 1000
     assert check(folder).status == "unaltered"
-    with open_store("sqlite://") as store:
-        selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
-    assert check(folder, [render(selection)]).status == "fine"
+    assert check(folder, [render(board.selected())]).status == "fine"
     index = json.loads((folder / "aot" / "index.json").read_text())
     assert index["target"] == "sm_90a"
     assert [form["symbol"] for form in index["forms"]] == ["kda_prefill_0"]
 
 
 def test_equal_sources_give_equal_libraries(folder: Path) -> None:
-    with open_store("sqlite://") as store:
-        selection = select(board.OPERATION, board.FAMILY, [board.fill(store)])
-    forms = EXPORTER.forms([row.schedule for row in selection.rows])[:1]
+    forms = EXPORTER.forms([row.schedule for row in board.selected().rows])[:1]
     again = aot.compile_library(EXPORTER, forms)
     for name, data in again.items():
         assert (folder / name).read_bytes() == data, name

@@ -21,7 +21,7 @@ from factory.export import aot, trace
 from factory.export.exporter import exporter_of
 from factory.export.render import render
 from factory.export.render import vendored as vendored_for_gate
-from factory.export.select import Selection, select
+from factory.export.select import Selection
 from leaderboard import open_store
 
 OPERATION = board.GDN.operation
@@ -276,8 +276,7 @@ def test_kernels_that_bear_some_gates_alone_leave_the_rest_to_fla(
 
 @pytest.fixture(scope="module")
 def selection() -> Selection:
-    with open_store("sqlite://") as store:
-        return select(OPERATION, FAMILY, [board.fill(store, subject=SUBJECTS["split"])])
+    return board.selected(subject=SUBJECTS["split"])
 
 
 def test_a_form_is_compiled_ahead_under_the_operations_name(selection: Selection) -> None:
@@ -316,9 +315,7 @@ def test_the_definition_has_the_axes_of_the_operation_and_its_oracle(selection: 
 
 def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_path: Path) -> None:
     for form, names in (("split", ("gdn_prep_", "kda_scan_")), ("fused", ("gdn_fused_",))):
-        with open_store("sqlite://") as store:
-            board.fill(store, subject=SUBJECTS[form])
-            told = vendored_for_gate(select(OPERATION, FAMILY, [store]), tmp_path, "0" * 64)
+        told = vendored_for_gate(board.selected(subject=SUBJECTS[form]), tmp_path, "0" * 64)
         assert told.function == "gdn_prefill"
         assert set(names) <= set(told.kernels)
         assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates.kda_prefill.kernel")
@@ -326,9 +323,7 @@ def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_pa
 
 @pytest.mark.parametrize("form", SUBJECTS)
 def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
-    with open_store("sqlite://") as store:
-        board.fill(store, subject=SUBJECTS[form])
-        files = render(select(OPERATION, FAMILY, [store]))
+    files = render(board.selected(subject=SUBJECTS[form]))
     sources = {name: data.decode() for name, data in files.items() if name.endswith(".py")}
     assert ":mod:`..kda.image`" in sources["kernel/__init__.py"]
     assert not [name for name, text in sources.items() if "candidates.gdn_prefill" in text]
@@ -338,9 +333,7 @@ def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
 def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
     faster = {**board.even(board.GDN), (2, "8192/8/16/64", "production"): 90.0}
     faster[2, "8192/8/16/64", "slow"] = 90.0
-    with open_store("sqlite://") as store:
-        board.fill(store, faster, subject=board.GDN)
-        files = render(select(OPERATION, FAMILY, [store]))
+    files = render(board.selected(faster, board.GDN))
     table = files["dispatch.py"].decode()
     assert "shape: tuple[int, int, int, int] | None" in table
     assert "shape=(8192, 8, 16, 64)," in table

@@ -238,9 +238,7 @@ def test_the_engine_says_what_is_not_supported_before_anything_is_built(
 
 
 def test_the_example_runs_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
-    with open_store(f"sqlite:///{tmp_path / 'x.db'}") as store:
-        found = render(select(board.OPERATION, board.FAMILY, [board.fill(store)]))
-    write(found, tmp_path / "kda")
+    write(render(board.selected()), tmp_path / "kda")
     done = subprocess.run(
         [sys.executable, str(ENGINE), str(tmp_path / "kda")],
         capture_output=True,

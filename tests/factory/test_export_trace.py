@@ -17,10 +17,9 @@ from factory.cli import _run
 from factory.export import trace
 from factory.export.folder import write
 from factory.export.render import render
-from factory.export.select import Selection, select
+from factory.export.select import Selection
 from leaderboard import open_store
 
-FASTER = {**board.EVEN, (2, "8192/12/4", "production"): 90.0, (2, "8192/12/4", "slow"): 97.0}
 ARGUMENTS = tuple(t.name for t in board.OPERATION.tensors if t.role != "output")
 
 
@@ -38,8 +37,7 @@ def data() -> Any:
 
 @pytest.fixture(scope="module")
 def selection() -> Selection:
-    with open_store("sqlite://") as store:
-        return select(board.OPERATION, board.FAMILY, [board.fill(store, FASTER)])
+    return board.selected(board.FASTER)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +69,7 @@ def test_the_data_set_is_read_whole_by_the_real_package(data: Any, root: Path) -
 
 
 def test_the_data_set_of_another_operation_is_read_too(data: Any, tmp_path: Path) -> None:
-    with open_store("sqlite://") as store:
-        board.fill(store, subject=board.GDN)
-        chosen = select(board.GDN.operation, board.GDN.family, [store])
+    chosen = board.selected(subject=board.GDN)
     write(trace.render_traces(chosen, render(chosen)), tmp_path / "gdn")
     found = data.TraceSet.from_path(str(tmp_path / "gdn"))
     (definition,) = found.definitions.values()

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from answers import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -17,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 import leaderboard  # noqa: E402
 import operations  # noqa: E402
 from docs.data.shapes import SHAPES  # noqa: E402
-from factory.cli import _run, cli  # noqa: E402
+from factory.cli import cli  # noqa: E402
 
 Run = Callable[..., Any]
 
@@ -42,8 +43,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     monkeypatch.setattr(operations.get("kda_prefill"), "version", version)
 
     def run(*argv: object) -> Any:
-        code = _run([*map(str, argv), "--json"])
-        out, err = capsys.readouterr()
+        code, out, err = ask(capsys, *argv, "--json")
         assert code in (0, 3), err  # 3: doctor on a machine that lacks something
         return json.loads(out)
 

@@ -2,203 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
-import time
-from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
+from functools import partial
 
 import pytest
+import record_makers as make
+from answers import ask, one_line
+from report_page import (
+    NOW,
+    SHAPES,
+    begin,
+    begun,
+    error,
+    job,
+    page_of,
+    passed,
+    readings,
+    rejected,
+    shipped_page,
+)
 
 import leaderboard
 import operations
-from factory.cli import _run
-from factory.report import build_report
 from factory.report.data import gather
-from leaderboard import (
-    CampaignRecord,
-    CampaignStatus,
-    Clock,
-    ErrorRecord,
-    FingerprintRecord,
-    JobRecord,
-    JobStatus,
-    MeasurementRecord,
-    StageRecord,
-    StageStatus,
-    TrialStatus,
-)
-
-NOW = datetime(2026, 11, 30, 8, 0, tzinfo=UTC)
-SHAPES = ("2048/12/1", "1024/4/1")
-VOID_ELEMENTS = {"meta", "input", "br", "hr", "link", "img"}
-
-
-class Page(HTMLParser):
-    """What a reader of the page would find; fails on elements that do not nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        assert self._open == [], self._open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID_ELEMENTS:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open and self._open[-1] not in ("style", "script"):
-            self.words.append(data)
-
-    def said(self):
-        return " ".join(" ".join(self.words).split())
-
-    def of_class(self, name):
-        return [a for _, a in self.tags if name in (a.get("class") or "").split()]
-
-    @property
-    def table(self):
-        found = re.search(r'<script type="application/json" id="trials">(.*?)</script>', self.text)
-        assert found
-        data = json.loads(found[1])
-        names = [c["name"] for c in data["columns"]]
-        return [dict(zip(names, row, strict=True)) for row in data["rows"]]
-
-
-def page_of(store, campaign=None):
-    return Page(build_report(store, store.get_campaign(campaign), now=NOW))
+from leaderboard import Clock, JobStatus, TrialStatus
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The first shipped campaign; its operation is made to be still the one that it met."""
-    with leaderboard.shipped_store() as store, pytest.MonkeyPatch.context() as patched:
-        first = store.list_campaigns()[0]
-        patched.setattr(operations.get("kda_prefill"), "version", first.operation_version)
-        yield store, page_of(store, first.id)
-
-
-# -- a small campaign of one's own -----------------------------------------------------
+    with shipped_page() as found:
+        yield found
 
 
 @pytest.fixture
 def store(tmp_path):
-    with leaderboard.open_store(f"sqlite:///{tmp_path}/factory.db") as opened:
-        campaign(opened)
+    with begun(tmp_path) as opened:
         yield opened
-
-
-def campaign(store, **changes):
-    values = {
-        "id": "c-1",
-        "name": "mine",
-        "operation": "kda_prefill",
-        "operation_version": operations.get("kda_prefill").version,
-        "family": "kda_prefill",
-        "source_hash": "a" * 64,
-        "config": {"budget": 5},
-        "space_hash": "b",
-        "space": {"bt": [16, 32]},
-        "seed": 0,
-        "budget": 5,
-        "status": CampaignStatus.RUNNING,
-        "clock": Clock.GPU,
-        "workloads": SHAPES,
-        "slow_regime": None,
-        "created_at": NOW,
-        "updated_at": NOW + timedelta(minutes=5),
-    }
-    store.create_campaign(CampaignRecord(**{**values, **changes}))
-
-
-def job(store, id_="job-1", gpu="NVIDIA H200"):
-    store.put_fingerprint(FingerprintRecord(id="f", values={"driver": "580.1"}))
-    store.open_job(
-        JobRecord(
-            id=id_,
-            campaign_id="c-1",
-            fingerprint_id="f",
-            gpu=gpu,
-            status=JobStatus.OPEN,
-            started_at=NOW,
-        )
-    )
-
-
-def reading(job_id, workload, us, **owner):
-    return MeasurementRecord(
-        job_id=job_id,
-        workload=workload,
-        regime="production",
-        clock=Clock.GPU,
-        cache="warm",
-        method="cupti",
-        median_us=us,
-        low_us=us * 0.98,
-        high_us=us * 1.02,
-        samples_us=(us,),
-        **owner,
-    )
-
-
-def error(regime, max_rel, **changes):
-    values = {
-        "stage": "gate",
-        "regime": regime,
-        "workload": SHAPES[0],
-        "tensor": "o",
-        "scope": "all",
-        "max_rel": max_rel,
-        "rms_rel": max_rel,
-        "finite": max_rel is not None,
-        "within": max_rel is not None,
-        "seed": 0,
-    }
-    return ErrorRecord(**{**values, **changes})
-
-
-def begin(store, number, **changes):
-    values = {
-        "schedule_key": f"bt=16 n={number}",
-        "schedule": {"anchor": "mid", "bt": 16, "n": number},
-        "source_hash": "a" * 64,
-        "gate_bound": None,
-        "log_path": None,
-    }
-    return store.begin_trial("c-1", number=number, **{**values, **changes}).id
-
-
-def passed(store, number, us, job_id="job-1", errors=(), **changes):
-    id_ = begin(store, number, **changes)
-    times = [
-        reading(job_id, w, us * f, trial_id=id_) for w, f in zip(SHAPES, (2, 0.5), strict=True)
-    ]
-    done = {"status": StageStatus.PASSED, "seconds": 1}
-    store.record_stage(id_, StageRecord(stage="gate", **done), errors=errors)
-    store.record_stage(id_, StageRecord(stage="time", **done), measurements=times)
-    store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.GPU, score_us=us, job_id=job_id)
-    return id_
-
-
-def rejected(store, number, reason, errors=(), **changes):
-    id_ = begin(store, number, **changes)
-    failed = {"status": StageStatus.REJECTED, "reason": reason, "seconds": 1}
-    store.record_stage(id_, StageRecord(stage="emulate", **failed), errors=errors)
-    store.finish_trial(id_, TrialStatus.REJECTED, reason=reason)
-    return id_
 
 
 # -- one file --------------------------------------------------------------------------
@@ -277,9 +116,8 @@ def test_each_shape_stands_beside_its_controls_and_the_floor(shipped):
 def test_a_control_beyond_tolerance_is_marked(store):
     job(store)
     for name in ("exact", "loose"):
-        store.add_measurements(
-            [reading("job-1", w, 50.0, control=name, phase="before") for w in SHAPES]
-        )
+        times = [make.time("job-1", w, 50.0, control=name, phase="before") for w in SHAPES]
+        store.add_measurements(times)
     passed(store, 0, 40.0)
     said = {
         "exact": [error("production", 0.004)],
@@ -366,73 +204,6 @@ def test_minutes_are_those_of_the_gpu(store):
     assert "over GPU minutes" in page_of(store).said()
 
 
-# -- the space -------------------------------------------------------------------------
-
-
-def of_choices(store, times, lost=()):
-    """A campaign of schedules with these times, and some that were rejected."""
-    job(store)
-    number = 0
-    for choices, us in times:
-        key = " ".join(f"{k}={v}" for k, v in choices.items())
-        passed(store, number, us, schedule=choices, schedule_key=f"{key} #{number}")
-        number += 1
-    for choices in lost:
-        rejected(store, number, "wrong", schedule=choices, schedule_key=f"lost {number}")
-        number += 1
-    store.close_job("job-1", JobStatus.VALID)
-    return gather(store, store.get_campaign(), now=NOW).runs[0].space
-
-
-def test_what_decides_the_time_explains_it_and_what_does_not_explains_nothing(store):
-    times = [({"a": a, "b": b}, 10.0 * a) for a in (1, 2, 4) for b in (1, 2, 3, 4)]
-    space = of_choices(store, times)
-    shares = {i.name: i.share for i in space.importances}
-    assert shares == {"a": pytest.approx(1.0), "b": 0.0}
-    assert [i.name for i in space.importances] == ["a", "b"]
-    assert space.importances[0].means == tuple(
-        (str(a), pytest.approx(10.0 * a), 4) for a in (1, 2, 4)
-    )
-
-
-def test_chance_is_taken_off_a_parameter_of_many_choices(store):
-    """Ten choices among twenty trials explain half of what is only noise, unadjusted."""
-    noise = [1.0, 1.3, 0.8, 1.1, 0.9, 1.2, 0.7, 1.4, 1.05, 0.95]
-    times = [({"n": i % 10}, 50.0 * noise[(7 * i + i // 10) % 10]) for i in range(20)]
-    (only,) = of_choices(store, times).importances
-    assert only.share < 0.35
-
-
-def test_a_parameter_is_judged_among_those_that_have_it(store):
-    """Every schedule with a ``form`` of its own is fast; its child explains nothing more."""
-    times = [({"form": "x", "child": c}, 10.0) for c in (1, 2)]
-    times += [({"form": "y"}, 100.0), ({"form": "y", "other": 1}, 101.0)]
-    space = of_choices(store, times)
-    shares = {i.name: (round(i.share, 3), i.trials) for i in space.importances}
-    assert shares["form"][0] > 0.99
-    assert shares["child"] == (0.0, 2)
-    (axis,) = [a for a in space.axes if a.name == "child"]
-    assert axis.choices == ("-", "1", "2")
-
-
-def test_every_schedule_is_a_line_the_failed_first_and_the_fastest_last(store):
-    times = [({"a": n % 3}, 50.0 - n) for n in range(20)]
-    space = of_choices(store, times, lost=[{"a": 1}])
-    values = [p.value for p in space.paths]
-    assert values[0] is None
-    assert values[1:] == sorted(values[1:], reverse=True)
-    assert [p.fast for p in space.paths] == [False] * 19 + [True] * 2
-    page = page_of(store)
-    assert len(page.of_class("path")) == 21
-    assert len([x for x in page.of_class("path") if "lost" in x["class"].split()]) == 1
-    assert {int(x["data-trial"]) for x in page.of_class("path")} == {p.id for p in space.paths}
-
-
-def test_a_space_without_a_choice_is_not_drawn(store):
-    assert of_choices(store, [({"a": 1}, 10.0), ({"a": 1}, 20.0)]) is None
-    assert "What mattered" not in page_of(store).said()
-
-
 # -- campaigns as they come ------------------------------------------------------------
 
 
@@ -485,12 +256,7 @@ def test_two_gpus_are_two_drawings(store):
 def test_across_jobs_the_order_is_by_ratio_to_the_control(store):
     for id_, us in (("job-1", 50.0), ("job-2", 100.0)):
         job(store, id_)
-        store.add_measurements(
-            [
-                reading(id_, w, us * f, control="flashkda", phase="before")
-                for w, f in zip(SHAPES, (2, 0.5), strict=True)
-            ]
-        )
+        store.add_measurements(readings(id_, us, control="flashkda", phase="before"))
     slow, fast = passed(store, 0, 45.0), passed(store, 1, 60.0, "job-2")
     page = page_of(store)
     assert [r["trial"] for r in page.table] == [fast, slow]
@@ -499,8 +265,7 @@ def test_across_jobs_the_order_is_by_ratio_to_the_control(store):
 
 
 def test_an_operation_that_is_not_installed_leaves_out_the_gate(tmp_path):
-    with leaderboard.open_store(f"sqlite:///{tmp_path}/other.db") as store:
-        campaign(store, operation="elsewhere")
+    with begun(tmp_path, operation="elsewhere") as store:
         job(store)
         passed(store, 0, 40.0, errors=[error("production", 0.003)])
         page = page_of(store)
@@ -512,8 +277,7 @@ def test_an_operation_that_is_not_installed_leaves_out_the_gate(tmp_path):
 
 
 def test_another_version_of_the_operation_is_another_gate(tmp_path):
-    with leaderboard.open_store(f"sqlite:///{tmp_path}/other.db") as store:
-        campaign(store, operation_version="0")
+    with begun(tmp_path, operation_version="0") as store:
         rejected(store, 0, "wrong", errors=[error("production", 0.003)])
         assert "the gate cannot be drawn" in page_of(store).said()
 
@@ -554,10 +318,7 @@ def test_the_time_of_the_finals_stands_beside_that_of_the_search(shipped):
 def test_a_lead_over_a_control_is_named_only_where_they_are_told_apart(store, us, tile, bold):
     job(store)
     for phase in ("before", "after"):
-        times = zip(SHAPES, (100.0, 25.0), strict=True)
-        store.add_measurements(
-            [reading("job-1", w, at, control="torch", phase=phase) for w, at in times]
-        )
+        store.add_measurements(readings("job-1", 50.0, control="torch", phase=phase))
     passed(store, 0, us)
     store.close_job("job-1", JobStatus.VALID, drift=0.01)
     page = page_of(store)
@@ -569,13 +330,8 @@ def test_modelled_times_are_said_to_be_a_models(store, shipped):
     words = "Modelled times are a cost model's"
     assert words not in shipped[1].said()
     id_ = begin(store, 0)
-    done = StageRecord(
-        stage="compile",
-        status=StageStatus.PASSED,
-        seconds=1,
-        details={"modelled_us": dict.fromkeys(SHAPES, 40.0)},
-    )
-    store.record_stage(id_, done)
+    modelled = {"modelled_us": dict.fromkeys(SHAPES, 40.0)}
+    store.record_stage(id_, make.stage("compile", details=modelled))
     store.finish_trial(id_, TrialStatus.PASSED, clock=Clock.MODELLED, score_us=40.0)
     assert words in page_of(store).said()
 
@@ -612,12 +368,7 @@ def test_time_that_nobody_noted_is_not_under_a_second(shipped):
 def factory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv):
-        code = _run(["report", *map(str, argv)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return partial(ask, capsys, "report")
 
 
 def test_the_command_writes_the_newest_campaign_or_the_named_one(factory, store, tmp_path):
@@ -646,117 +397,4 @@ def test_without_a_database_the_shipped_results_are_reported(factory, tmp_path):
 def test_what_is_wrong_is_one_line_and_exit_code_2(factory, store, argv, said):
     code, _, err = factory(*argv)
     assert code == 2
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
-
-
-# -- too long for CI -------------------------------------------------------------------
-
-CLICKS = """
-<script>
-const put = (v) => { const s = document.getElementById("search"); s.value = v;
-  s.dispatchEvent(new Event("input")); };
-const rows = () => [...document.querySelectorAll("#table tbody tr")].map((r) =>
-  [...r.cells].map((c) => c.textContent));
-const out = {};
-out.heads = [...document.querySelectorAll("#table thead th")].map((h) => h.textContent);
-put("bt=32 and anchor=mid"); out.filtered = rows();
-put("us<60"); out.fast = rows();
-put("");
-const head = [...document.querySelectorAll("#table th button")].find((b) => b.textContent === "us");
-head.click(); out.up = rows(); head.click(); out.down = rows();
-document.querySelector(".dot.bad").dispatchEvent(new MouseEvent("click", { bubbles: true }));
-out.clicked = rows();
-const pre = document.createElement("pre"); pre.id = "seen";
-pre.textContent = JSON.stringify(out); document.body.append(pre);
-</script>
-"""
-
-
-LOADED = """
-<script>
-window.addEventListener("load", () => setTimeout(() => {
-  const ready = performance.getEntriesByType("navigation")[0].loadEventEnd;
-  const start = performance.now();
-  const s = document.getElementById("search");
-  s.value = "bt=32 and us<90 n=4"; s.dispatchEvent(new Event("input"));
-  [...document.querySelectorAll("#table th button")][3].click();
-  document.body.getBoundingClientRect();
-  const pre = document.createElement("pre"); pre.id = "loaded";
-  pre.textContent = `${Math.round(ready)} ${Math.round(performance.now() - start)}`;
-  document.body.append(pre);
-}));
-</script>
-"""
-
-
-def opened_in(path):
-    """Milliseconds until the page could be used, and until a filter and an order were there."""
-    found = re.search(r'<pre id="loaded">(\d+) (\d+)</pre>', opened(path))
-    assert found
-    return int(found[1]), int(found[2])
-
-
-def opened(path):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium here")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    done = subprocess.run(
-        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True
-    )
-    assert ":CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
-
-
-@pytest.mark.soak
-def test_in_a_browser_filter_sort_and_points_work(shipped, tmp_path):
-    file = tmp_path / "r.html"
-    file.write_text(shipped[1].text.replace("</body>", CLICKS + "</body>"))
-    dom = opened(file)
-    seen = json.loads(Page(dom).said().rpartition('{"heads"')[2].join(['{"heads"', ""]))
-    trial, us, status = (seen["heads"].index(name) for name in ("trial", "us", "status"))
-    table = shipped[1].table
-    want = [r for r in table if {"bt=32", "anchor=mid"} <= set(r["schedule"].split())]
-    assert [int(r[trial]) for r in seen["filtered"]] == [r["trial"] for r in want]
-    assert [int(r[trial]) for r in seen["fast"]] == [
-        r["trial"] for r in table if r["us"] is not None and r["us"] < 60
-    ]
-    timed = [float(r[us]) for r in seen["up"] if r[us]]
-    assert timed == sorted(timed)
-    assert [float(r[us]) for r in seen["down"] if r[us]] == sorted(timed, reverse=True)
-    assert not any(r[us] for r in seen["down"][len(timed) :])
-    assert [r[status] for r in seen["clicked"]] == ["rejected"]
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_ten_thousand_trials_make_a_small_page_quickly(store, tmp_path):
-    job(store)
-    lines = [f"bt={16 << n % 3} anchor=mid n={n}" for n in range(10_000)]
-    for number, key in enumerate(lines):
-        schedule = {"bt": 16 << number % 3, "anchor": "mid", "n": number}
-        if number % 3:
-            seen = [error("production", 0.004), error("sweep_lb1", 0.003)]
-            passed(
-                store, number, 40.0 + number % 97, errors=seen, schedule_key=key, schedule=schedule
-            )
-        else:
-            rejected(
-                store,
-                number,
-                f"o has {number} non-finite",
-                schedule_key=key,
-                schedule=schedule,
-                errors=[error("production", None, stage="emulate")],
-            )
-    start = time.process_time()
-    text = build_report(store, store.get_campaign(), now=NOW)
-    assert time.process_time() - start < 10
-    assert len(text.encode()) < 4e6
-    file = tmp_path / "big.html"
-    file.write_text(text.replace("</body>", LOADED + "</body>"))
-    # Best of several: a machine that does something else must not decide what the page costs.
-    took = [opened_in(file) for _ in range(3)]
-    assert min(ready for ready, _ in took) < 2000
-    assert min(answered for _, answered in took) < 1000
+    assert said in one_line(err)

@@ -14,6 +14,7 @@ import pytest
 from process_tree import workers_of
 
 from leaderboard import CampaignStatus, Store, TrialStatus, finals, open_store, winner
+from leaderboard.whole_file import whole_file
 
 HERE = Path(__file__).parent
 BUDGET = 200
@@ -100,9 +101,8 @@ def kill_a_worker(driver: int, tasks: Path, hit: set[str], rng: random.Random) -
 
 
 def _write(file: Path, text: str) -> None:
-    aside = file.with_name("aside")
-    aside.write_text(text)
-    aside.replace(file)
+    with whole_file(file) as stream:
+        stream.write(text)
 
 
 def check(url: str, folder: Path, sampler: str, budget: int, kills: int) -> None:
