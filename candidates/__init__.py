@@ -66,9 +66,8 @@ def get(operation: str) -> Family:
     if operation in _SHIPPED:
         family: Family = import_module(_SHIPPED[operation]).FAMILY
         return family
-    for entry in entry_points(group=_ENTRY_POINTS):
-        if entry.name == operation:
-            return load(entry, Family)  # type: ignore[type-abstract]
+    for entry in entry_points(group=_ENTRY_POINTS, name=operation):
+        return load(entry, Family)  # type: ignore[type-abstract]
     raise UnknownFamilyError(f"no kernel family for operation {operation!r}")
 
 
@@ -80,7 +79,6 @@ def baselines(operation: str) -> tuple[Baseline, ...]:
     found: tuple[Baseline, ...] = ()
     if operation in _SHIPPED:
         found = import_module(f"{_SHIPPED[operation]}.baselines").BASELINES
-    for entry in entry_points(group=_BASELINES):
-        if entry.name == operation:
-            found += load(entry, tuple)
+    for entry in entry_points(group=_BASELINES, name=operation):
+        found += load(entry, tuple)
     return found

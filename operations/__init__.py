@@ -72,9 +72,8 @@ def get(name: str) -> Operation:
     if name in _SHIPPED:
         operation: Operation = import_module(_SHIPPED[name]).OPERATION
         return operation
-    for entry in entry_points(group=_ENTRY_POINTS):
-        if entry.name == name:
-            return load(entry, Operation)  # type: ignore[type-abstract]
+    for entry in entry_points(group=_ENTRY_POINTS, name=name):
+        return load(entry, Operation)  # type: ignore[type-abstract]
     near = difflib.get_close_matches(name, names(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names())}"
     raise UnknownOperationError(f"unknown operation {name!r}{hint}")

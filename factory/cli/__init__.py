@@ -113,11 +113,16 @@ def _open_what_is_closed() -> None:
     """Give standard output and error a place, as after ``>&-``: else the next file is theirs."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            _lead_nowhere(number)
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
+def _lead_nowhere(number: int) -> None:
+    """Discard what is written to a file descriptor from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -141,7 +146,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return _complain(str(error), error.exit_code)
     except _ReaderLeft:
         # As of ``factory leaderboard | head``; nobody is there to be told.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _lead_nowhere(sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:
         code = _known(error)
@@ -150,7 +155,7 @@ def _run(argv: Sequence[str] | None) -> int:
         _show_traceback()
         if isinstance(error, OSError):
             # What is still buffered would fail again when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _lead_nowhere(sys.stdout.fileno())
             return _complain(f"cannot write: {error.strerror}", code)
         return _complain(str(error), code)
     return answer if isinstance(answer, int) else EXIT_DONE
