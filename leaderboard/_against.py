@@ -7,6 +7,7 @@ a valid job may have drifted meanwhile: a lead that is no larger than that bound
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ from leaderboard._verdicts import THRESHOLD, contrast
 from leaderboard.models import CampaignRow, MeasurementRow
 from leaderboard.views import Ratio, ShapeRatio
 
-__all__ = ["judged", "over_control", "shape_ratios"]
+__all__ = ["judged", "least_lead", "over_control", "shape_ratios"]
 
 _Samples = Mapping[str, Sequence[float]]
 
@@ -53,7 +54,7 @@ def over_control(session: Session, entry: Entry, control: str) -> Ratio:
     mine = trial_samples(session, [entry])[trial_id]
     theirs = _samples(session, entry, chosen)
     campaign = session.get_one(CampaignRow, entry.trial.campaign_id)
-    threshold = max(THRESHOLD, drift_bound(campaign.config))
+    threshold = least_lead(campaign.config)
     whole = contrast(mine, theirs, threshold=threshold)
     return Ratio(
         id=trial_id,
@@ -72,6 +73,11 @@ def over_control(session: Session, entry: Entry, control: str) -> Ratio:
             for shape in shape_ratios(entry.workloads, medians, cells[key][chosen])
         ),
     )
+
+
+def least_lead(config: Mapping[str, Any] | None) -> float:
+    """Of a campaign: up to it a lead over a control is none, relative."""
+    return max(THRESHOLD, drift_bound(config))
 
 
 def shape_ratios(

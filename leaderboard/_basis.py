@@ -14,15 +14,12 @@ from types import SimpleNamespace
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from leaderboard._ranking import Entry
+from leaderboard._ranking import Entry, chunks
 from leaderboard._scores import geomean
 from leaderboard.models import MeasurementRow, TrialRow
 from leaderboard.records import Clock
 
 __all__ = ["Times", "rebased", "times_of"]
-
-_CHUNK = 500
-"""Ids a statement."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,12 @@ def times_of(
     m = MeasurementRow
     found: dict[int, dict[str, dict[str, Times]]] = defaultdict(lambda: defaultdict(dict))
     regimes = {e.trial.id: regime or e.regime for e in entries}
-    ids = sorted(regimes)
-    for start in range(0, len(ids), _CHUNK):
+    for chunk in chunks(sorted(regimes)):
         query = (
             sa.select(m.trial_id, m.regime, m.method, m.workload, m.median_us, m.low_us, m.high_us)
             .join(TrialRow, TrialRow.id == m.trial_id)
             .where(
-                m.trial_id.in_(ids[start : start + _CHUNK]),
+                m.trial_id.in_(chunk),
                 m.job_id == TrialRow.job_id,
                 m.clock == (TrialRow.clock if clock is None else clock.value),
                 m.cache == TrialRow.cache,

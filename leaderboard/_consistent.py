@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from leaderboard._errors import TransferError
-from leaderboard._scores import geomean, interval
+from leaderboard._scores import SAME, geomean, interval
 from leaderboard.records import (
     Clock,
     ErrorRecord,
@@ -34,9 +34,6 @@ __all__ = [
 
 _ROUNDED_US = 0.00051
 """Samples are stored to a nanosecond, their median and interval were taken before that."""
-
-_SAME = 1e-6
-"""Relative difference up to which two computations of one number are the same."""
 
 _DRIFT = 0.03
 """Bound of a job whose campaign states none: the configuration's default."""
@@ -100,7 +97,7 @@ def check_measurement(record: MeasurementRecord, uid: str) -> None:
     stated = (record.median_us, record.low_us, record.high_us)
     names = ("median_us", "low_us", "high_us")
     for name, said, found in zip(names, stated, interval(record.samples_us), strict=True):
-        if not math.isclose(said, found, rel_tol=_SAME, abs_tol=_ROUNDED_US):
+        if not math.isclose(said, found, rel_tol=SAME, abs_tol=_ROUNDED_US):
             raise TransferError(
                 f"measurement {uid}: {name} is {said:.6g}, by its samples_us {found:.6g}"
             )
@@ -140,7 +137,7 @@ def _check_error(label: str, e: ErrorRecord, *, passed: bool) -> None:
 def _check_modelled(label: str, record: TrialRecord) -> None:
     for times in _modelled(record):
         found = geomean(times)
-        if record.score_us is not None and not math.isclose(record.score_us, found, rel_tol=_SAME):
+        if record.score_us is not None and not math.isclose(record.score_us, found, rel_tol=SAME):
             raise TransferError(
                 f"{label}: score_us is {record.score_us:.6g}, the geomean of its modelled_us "
                 f"{found:.6g}"

@@ -242,12 +242,7 @@ def _jobs(live: bool) -> tuple[JobStatus, ...]:
 def _best(session: Session, filters: Filters, *, live: bool, first: int) -> list[ResultRow]:
     """The first rows of each run, without reading the rest."""
     runs = top(session, filters, jobs=_jobs(live), limit=first)
-    medians = _medians(session, [e for run in runs for e in run], _Basis(None, None))
-    return [
-        _result(e, rank, number, medians.get(e.trial.id, {}))
-        for number, run in enumerate(runs, 1)
-        for rank, e in enumerate(run, 1)
-    ]
+    return _placed(session, runs, _Basis(None, None))
 
 
 def _passed(
@@ -265,16 +260,20 @@ def _passed(
     elif basis.regime is not None:
         entries, left = rebased(session, entries, regime=basis.regime, clock=Clock.GPU)
     board = build_board(session, filters, jobs=jobs, entries=entries)
-    placed = [e for run in board.groups for e in run]
-    medians = _medians(session, placed, basis)
-    rows = [
-        _result(e, rank, number, medians.get(e.trial.id, {}))
-        for number, run in enumerate(board.groups, 1)
-        for rank, e in enumerate(run, 1)
-    ]
+    rows = _placed(session, board.groups, basis)
     if everything:
         rows += [_result(e, None, None, {}, reason) for e, reason in (*board.unranked, *left)]
     return rows
+
+
+def _placed(session: Session, runs: Sequence[Sequence[Entry]], basis: _Basis) -> list[ResultRow]:
+    """Entries in the order of their runs, with their places."""
+    medians = _medians(session, [e for run in runs for e in run], basis)
+    return [
+        _result(e, rank, number, medians.get(e.trial.id, {}))
+        for number, run in enumerate(runs, 1)
+        for rank, e in enumerate(run, 1)
+    ]
 
 
 def _medians(
@@ -319,17 +318,11 @@ def _others(session: Session, filters: Filters, statuses: Iterable[TrialStatus])
         sa.select(TrialRow, CampaignRow, JobRow.gpu)
         .join(CampaignRow, CampaignRow.id == TrialRow.campaign_id)
         .outerjoin(JobRow, JobRow.id == TrialRow.job_id)
-        .where(TrialRow.status.in_([s.value for s in statuses]))
+        .where(TrialRow.status.in_([s.value for s in statuses]), *filters.of_campaign)
         .order_by(TrialRow.campaign_id, TrialRow.number, TrialRow.attempt)
     )
-    for value, column in (
-        (filters.operation, CampaignRow.operation),
-        (filters.operation_version, CampaignRow.operation_version),
-        (filters.campaign_id, TrialRow.campaign_id),
-        (filters.gpu, JobRow.gpu),
-    ):
-        if value is not None:
-            statement = statement.where(column == value)
+    if filters.gpu is not None:
+        statement = statement.where(JobRow.gpu == filters.gpu)
     return [
         ResultRow(
             id=t.id,
@@ -370,14 +363,11 @@ def _names(session: Session, rows: Iterable[ResultRow]) -> set[str]:
 
 def _parameters(session: Session, filters: Filters) -> tuple[str, ...]:
     """Parameters of the campaigns that are asked, in the order of their spaces."""
-    statement = sa.select(CampaignRow.space).order_by(CampaignRow.created_at, CampaignRow.id)
-    for value, column in (
-        (filters.operation, CampaignRow.operation),
-        (filters.operation_version, CampaignRow.operation_version),
-        (filters.campaign_id, CampaignRow.id),
-    ):
-        if value is not None:
-            statement = statement.where(column == value)
+    statement = (
+        sa.select(CampaignRow.space)
+        .where(*filters.of_campaign)
+        .order_by(CampaignRow.created_at, CampaignRow.id)
+    )
     return tuple(dict.fromkeys(name for space in session.scalars(statement) for name in space))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from leaderboard._against import least_lead
 from leaderboard._basis import Times, times_of
-from leaderboard._consistent import drift_bound
-from leaderboard._ranking import Entry, Filters, control_cells, passed_entries
-from leaderboard._verdicts import THRESHOLD, Verdict
+from leaderboard._ranking import Entry, Filters, chunks, control_cells, passed_entries
+from leaderboard._verdicts import Verdict
 from leaderboard.models import CampaignRow, StageRow
 from leaderboard.records import Clock
 from leaderboard.store import Store
@@ -77,9 +77,9 @@ def _controls(
 def _modelled(session: Session, ids: Sequence[int]) -> dict[int, Mapping[str, float]]:
     """What the cost model said of each workload, from the stage that asked it."""
     found: dict[int, Mapping[str, float]] = {}
-    for start in range(0, len(ids), 500):
+    for chunk in chunks(ids):
         statement = sa.select(StageRow.trial_id, StageRow.details).where(
-            StageRow.trial_id.in_(ids[start : start + 500])
+            StageRow.trial_id.in_(chunk)
         )
         for trial_id, details in session.execute(statement):
             if "modelled_us" in details:
@@ -89,14 +89,11 @@ def _modelled(session: Session, ids: Sequence[int]) -> dict[int, Mapping[str, fl
 
 def _bounds(session: Session, rows: Iterable[ResultRow]) -> dict[str, float]:
     """Of each campaign the lead over a control that is too small to name."""
-    ids = sorted({row.campaign_id for row in rows})
     found: dict[str, float] = {}
-    for start in range(0, len(ids), 500):
-        statement = sa.select(CampaignRow.id, CampaignRow.config).where(
-            CampaignRow.id.in_(ids[start : start + 500])
-        )
+    for chunk in chunks(sorted({row.campaign_id for row in rows})):
+        statement = sa.select(CampaignRow.id, CampaignRow.config).where(CampaignRow.id.in_(chunk))
         for campaign, config in session.execute(statement):
-            found[campaign] = max(THRESHOLD, drift_bound(config))
+            found[campaign] = least_lead(config)
     return found
 
 

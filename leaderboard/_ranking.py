@@ -28,6 +28,7 @@ __all__ = [
     "Entry",
     "Filters",
     "build_board",
+    "chunks",
     "complete_controls",
     "control_cells",
     "ended",
@@ -62,6 +63,16 @@ class Filters:
     source_hash: str | Mapping[str, str] | None = None
     """Current source; or that of each family, by its name."""
     control: str | None = None
+
+    @property
+    def of_campaign(self) -> list[sa.ColumnElement[bool]]:
+        """What they say of a campaign."""
+        wanted: tuple[tuple[Any, str | None], ...] = (
+            (CampaignRow.operation, self.operation),
+            (CampaignRow.operation_version, self.operation_version),
+            (CampaignRow.id, self.campaign_id),
+        )
+        return [column == value for column, value in wanted if value is not None]
 
 
 @dataclass
@@ -210,7 +221,7 @@ def passed_entries(
     if ids is None:
         yield from _entries(session, filters)
         return
-    for chunk in _chunks(ids):
+    for chunk in chunks(ids):
         yield from _entries(session, filters, TrialRow.id.in_(chunk))
 
 
@@ -219,15 +230,9 @@ def _entries(session: Session, filters: Filters, *more: sa.ColumnElement[bool]) 
         sa.select(TrialRow.__table__, CampaignRow, JobRow)
         .join(CampaignRow, CampaignRow.id == TrialRow.campaign_id)
         .outerjoin(JobRow, JobRow.id == TrialRow.job_id)
-        .where(TrialRow.status == TrialStatus.PASSED.value, *more)
+        .where(TrialRow.status == TrialStatus.PASSED.value, *filters.of_campaign, *more)
         .order_by(TrialRow.id)
     )
-    if filters.operation is not None:
-        query = query.where(CampaignRow.operation == filters.operation)
-    if filters.operation_version is not None:
-        query = query.where(CampaignRow.operation_version == filters.operation_version)
-    if filters.campaign_id is not None:
-        query = query.where(TrialRow.campaign_id == filters.campaign_id)
     if filters.clock is not None:
         query = query.where(TrialRow.clock == filters.clock.value)
     if filters.gpu is not None:
@@ -276,7 +281,7 @@ def control_cells(
     cells: dict[CellKey, dict[Control, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     m = MeasurementRow
     keys = (m.job_id, m.regime, m.clock, m.method, m.cache, m.control, m.input_form, m.workload)
-    for chunk in _chunks(sorted(job_ids)):
+    for chunk in chunks(sorted(job_ids)):
         query = (
             sa.select(*keys, sa.func.avg(m.median_us))
             .where(
@@ -295,30 +300,29 @@ def control_cells(
 
 def trial_medians(session: Session, entries: Sequence[Entry]) -> dict[int, dict[str, float]]:
     """Medians behind the score of each entry, microseconds, by trial and workload."""
-    return _of_scores(session, entries, MeasurementRow.median_us)
+    found = _of_scores(session, entries, MeasurementRow.median_us)
+    return {t: {w: us for w, (us,) in times.items()} for t, times in found.items()}
 
 
 def trial_samples(
     session: Session, entries: Sequence[Entry]
 ) -> dict[int, dict[str, Sequence[float]]]:
     """The samples of those medians; the median itself where none were kept."""
-    medians = trial_medians(session, entries)
-    found = _of_scores(session, entries, MeasurementRow.samples_us)
+    found = _of_scores(session, entries, MeasurementRow.samples_us, MeasurementRow.median_us)
     return {
-        trial: {w: samples or [medians[trial][w]] for w, samples in by_workload.items()}
-        for trial, by_workload in found.items()
+        t: {w: samples or [us] for w, (samples, us) in times.items()} for t, times in found.items()
     }
 
 
 def _of_scores(
-    session: Session, entries: Sequence[Entry], column: InstrumentedAttribute[Any]
-) -> dict[int, dict[str, Any]]:
+    session: Session, entries: Sequence[Entry], *columns: InstrumentedAttribute[Any]
+) -> dict[int, dict[str, list[Any]]]:
     m = MeasurementRow
-    found: dict[int, dict[str, Any]] = defaultdict(dict)
+    found: dict[int, dict[str, list[Any]]] = defaultdict(dict)
     regimes = {e.trial.id: e.regime for e in entries}
-    for chunk in _chunks(list(regimes)):
+    for chunk in chunks(list(regimes)):
         query = (
-            sa.select(m.trial_id, m.regime, m.workload, column)
+            sa.select(m.trial_id, m.regime, m.workload, *columns)
             .join(TrialRow, TrialRow.id == m.trial_id)
             .where(
                 m.trial_id.in_(chunk),
@@ -331,13 +335,14 @@ def _of_scores(
             )
             .order_by(m.id)  # the last reading counts, as when the trial passed
         )
-        for trial_id, regime, workload, value in session.execute(query):
+        for trial_id, regime, workload, *values in session.execute(query):
             if trial_id is not None and regime == regimes[trial_id]:
-                found[trial_id][workload] = value
+                found[trial_id][workload] = values
     return found
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """So many ids at a time as a statement takes."""
     for start in range(0, len(items), _CHUNK):
         yield items[start : start + _CHUNK]
 

@@ -16,10 +16,10 @@ from typing import Any
 from leaderboard._errors import StoreError
 from leaderboard.records import Clock
 
-__all__ = ["Basis", "geomean", "interval", "score_basis"]
+__all__ = ["SAME", "Basis", "geomean", "interval", "score_basis"]
 
-_SAME = 1e-6
-"""Relative difference up to which a stated score equals the recomputed one."""
+SAME = 1e-6
+"""Relative difference up to which a stated number equals the recomputed one."""
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -118,7 +118,7 @@ def score_basis(
 def _same(stated: float | None, computed: float | None) -> bool:
     if stated is None or computed is None:
         return stated is computed
-    return math.isclose(stated, computed, rel_tol=_SAME)
+    return math.isclose(stated, computed, rel_tol=SAME)
 
 
 def _text(us: float | None) -> str:

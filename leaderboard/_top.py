@@ -62,12 +62,9 @@ def _strata(session: Session, filters: Filters) -> Iterator[Entry]:
         sa.select(found, CampaignRow, JobRow)
         .join(CampaignRow, CampaignRow.id == found.c.campaign_id)
         .outerjoin(JobRow, JobRow.id == found.c.job_id)
+        .where(*filters.of_campaign)
         .order_by(found.c.id)
     )
-    if filters.operation is not None:
-        query = query.where(CampaignRow.operation == filters.operation)
-    if filters.operation_version is not None:
-        query = query.where(CampaignRow.operation_version == filters.operation_version)
     if filters.gpu is not None:
         query = query.where(JobRow.gpu == filters.gpu, found.c.clock != Clock.MODELLED.value)
     for row in session.execute(query):

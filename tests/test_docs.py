@@ -71,6 +71,19 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+def printed_by(example: str, folder: Path) -> str:
+    """What a page's Python prints, run in a folder without a database."""
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 # ---------------------------------------------------------------------------------- links
 
 
@@ -284,15 +297,7 @@ def test_the_questions_of_leaderboard_are_answered(
 def test_the_example_of_leaderboard_runs(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     (example,) = (text for _, text in _FENCE.findall(section(page("leaderboard.md"), "Python")))
-    done = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1 NVIDIA H200 form=" in done.stdout
+    assert "1 NVIDIA H200 form=" in printed_by(example, tmp_path)
 
 
 # --------------------------------------------------------------------------------- kernel
@@ -352,17 +357,9 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     blocks = _FENCE.findall(section(page("README.md"), "Python"))
     (example,) = (text for language, text in blocks if language == "python")
     (shown,) = (text for language, text in blocks if not language)
-    done = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
     # The last digit of an error may differ between builds of torch; what it decides may not.
     said, promised = (
         [re.sub(r"\d\.\de-", "e-", line) for line in text.splitlines()]
-        for text in (done.stdout, shown)
+        for text in (printed_by(example, tmp_path), shown)
     )
     assert said == promised

@@ -25,7 +25,7 @@ def listed(package, *path):
 packages = (candidates, factory, leaderboard, operations)
 store = open_store("sqlite:///" + sys.argv[1])
 campaigns = store.list_campaigns()
-shipped = shipped_store().list_campaigns()
+results = shipped_store()
 print(json.dumps({
     "migrations": listed("leaderboard", "migrations", "versions"),
     "presets": listed("factory", "presets"),
@@ -33,9 +33,9 @@ print(json.dumps({
     "export": listed("factory", "export", "templates", "delta_rule")
     + listed("factory", "export", "templates", "delta_rule", "tests")
     + listed("factory", "export", "templates", "gdn_prefill"),
-    "report": build_report(shipped_store(), shipped_store().get_campaign())[:15],
+    "report": build_report(results, results.get_campaign())[:15],
     "campaigns": len(campaigns),
-    "shipped": len(shipped),
+    "shipped": len(results.list_campaigns()),
     "homes": {m.__name__: str(pathlib.Path(m.__file__).parents[1]) for m in packages},
     "operations": operations.names(),
     "typed": all((res.files(m.__name__) / "py.typed").is_file() for m in packages),

@@ -9,6 +9,7 @@ tells a search where to look first where there is one.  Every constant is in
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from candidates.kda_prefill.space import (
 if TYPE_CHECKING:
     from operations import Workload
 
-__all__ = ["H200", "Constants", "kernel_us", "modelled_us", "scan_us"]
+__all__ = ["H200", "Constants", "kernel_us", "modelled_us", "piece_chunks", "scan_us"]
 
 _SM_THREADS = 2048
 """Threads that may be resident on an SM."""
@@ -248,20 +249,28 @@ def _prep(view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Co
 # --------------------------------------------------------------------------------- FUSED
 
 
+def piece_chunks(
+    view: FusedSchedule, heads: int, lengths: tuple[int, ...], sms: int
+) -> list[list[int]]:
+    """Chunks that each piece of each sequence scans, those of its early start among them."""
+    pieces = pieces_of(view.waves, len(lengths), heads, sms)
+    found: list[list[int]] = []
+    for length in lengths:
+        chunks = -(-length // BT)
+        parts = max(min(pieces, chunks // 2), 1)
+        ends = [chunks * part // parts for part in range(parts + 1)]
+        found.append([end - at + min(SHORT, at) for at, end in itertools.pairwise(ends)])
+    return found
+
+
 def _fused(
     view: FusedSchedule, heads: int, lengths: tuple[int, ...], constants: Constants
 ) -> float:
     """Pieces over the SMs, one CTA to each; at gates under which every piece may warm up."""
-    pieces = pieces_of(view.waves, len(lengths), heads, constants.sms)
     step = constants.fused_step_us[view.frame, view.builders]
     durations: list[float] = []
-    for length in lengths:
-        chunks = -(-length // BT)
-        parts = max(min(pieces, chunks // 2), 1)
-        for part in range(parts):
-            count = chunks * (part + 1) // parts - chunks * part // parts
-            warm = min(SHORT, chunks * part // parts)
-            durations += [constants.fused_cta_us + (count + warm) * step] * heads
+    for chunks in itertools.chain(*piece_chunks(view, heads, lengths, constants.sms)):
+        durations += [constants.fused_cta_us + chunks * step] * heads
     moved = heads * (sum(lengths) * HEAD * 12 + 2 * 4 * HEAD * HEAD * len(lengths))
     limit = moved / constants.copy_bytes_per_us
     return constants.launch_us + max(_makespan(durations, constants.sms), limit)

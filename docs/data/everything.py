@@ -39,10 +39,7 @@ PAGES = (
     *DEFINED,
     "docs/json.md",
     "docs/commands.md",
-    "docs/campaigns.md",
-    "docs/search.md",
-    "docs/leaderboard.md",
-    "docs/database.md",
+    *printed.PAGES,
 )
 SEARCHES = f"docs/example/{printed.SEARCHES}"
 EXAMPLE = "docs/example/report.html"

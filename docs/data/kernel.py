@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
+import candidates
+from candidates.kda_prefill.cost import piece_chunks
+from candidates.kda_prefill.space import FusedSchedule, is_fused
 from docs.data.pages import table
 from docs.data.results import PRODUCTION, SLOW, us_text
 from docs.data.shown import Shown
@@ -17,26 +20,25 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
     """The winner by shape: how it is cut at production gates, and its times over the floor."""
     times = shown.times(shown.winner)
     warm, slow = (times.of(None, c, shown.tuned) for c in (PRODUCTION, SLOW))
-    fused = shown.winner.schedule.get("form") == "fused"
+    schedule = candidates.get(shown.campaign.family).schedule(shown.winner.schedule)
+    view = FusedSchedule.of(schedule) if is_fused(schedule) else None
     sms = int(str(shown.fingerprint["multiprocessors"]))
+    floors = shown.floors
     lines: list[list[str]] = []
     points: list[tuple[int, float]] = []
     for n, name in enumerate(shown.tuned):
         w = shown.operation.workloads[name]
-        lengths, heads = w.lengths, w.heads  # type: ignore[attr-defined]
+        us, floor = warm[n], floors[n]
         cut = ["-", "-"]
-        if fused:
-            waves = int(shown.winner.schedule["waves"])
-            chunks = -(-lengths[0] // BT)
-            parts = max(min(pieces_of(waves, len(lengths), heads, sms), chunks // 2), 1)
-            ends = [chunks * i // parts for i in range(parts + 1)]
-            longest = max(ends[i + 1] - ends[i] + min(SHORT, ends[i]) for i in range(parts))
-            cut = [str(len(lengths) * heads * parts), str(longest)]
-        us, floor = warm[n], shown.floors[n]
+        if view is not None:
+            heads: int = w.heads  # type: ignore[attr-defined]
+            cuts = piece_chunks(view, heads, w.lengths, sms)  # type: ignore[attr-defined]
+            pieces = list(itertools.chain(*cuts))
+            cut = [str(heads * len(pieces)), str(max(pieces))]
+            if us is not None:
+                points.append((max(pieces), us))
         over = "-" if us is None else f"{us / floor:.1f}"
         lines.append([f"`{name}`", *cut, us_text(floor), us_text(us), over, us_text(slow[n])])
-        if fused and us is not None:
-            points.append((longest, us))
     head = "shape | CTAs | chunks | floor | production | over floor | slow gates"
     return {
         "fused": table(head, lines),

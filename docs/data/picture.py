@@ -31,23 +31,22 @@ def picture(report: Report, shown: Shown) -> str:
         raise ValueError(f"campaign {report.campaign.id} has nothing ranked to draw")
     run = report.runs[0]
     done = float(report.funnel.finished)
-    left = [
+    figures = (
         (
             "Best so far, over trials",
             best_chart(run, lambda s: float(s.finished), "trials finished", done),
-        )
-    ]
-    title = f"The first {_SHAPES} of {len(run.shapes)} shapes"
-    right = [(f"{title}, us; ours is trial {run.leader.id}", shape_chart(run.shapes[:_SHAPES]))]
+        ),
+        (
+            f"The first {_SHAPES} of {len(run.shapes)} shapes, us; ours is trial {run.leader.id}",
+            shape_chart(run.shapes[:_SHAPES]),
+        ),
+    )
     parts, top = _head(report, shown)
     bottom = top
-    for column, figures in enumerate((left, right)):
-        x, y = 8.0 + column * (_COLUMN + _GAP + 16), top
-        for title, drawing in figures:
-            panel, height = _panel(title, drawing, x, y)
-            parts.append(panel)
-            y += height + _GAP
-        bottom = max(bottom, y)
+    for column, (title, drawing) in enumerate(figures):
+        panel, height = _panel(title, drawing, 8.0 + column * (_COLUMN + _GAP + 16), top)
+        parts.append(panel)
+        bottom = max(bottom, top + height + _GAP)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {bottom:.0f}" '
         f'role="img" aria-label="report of campaign {escape(report.campaign.id)}">\n'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from docs.data.pages import ROOT
 
-__all__ = ["SEARCHES", "blocks", "searches"]
+__all__ = ["PAGES", "SEARCHES", "blocks", "searches"]
 
 SEARCHES = "searches.svg"
 _SAMPLERS = "--sampler tpe --sampler random --sampler grid"
@@ -19,7 +19,7 @@ _REPLAY = f"factory replay survey --db shipped {_SAMPLERS} --plot {SEARCHES}"
 _WIDTH = 108
 """Columns of a page's code block; what is longer is cut."""
 
-_PAGES: dict[str, dict[str, tuple[str, ...]]] = {
+PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/campaigns.md": {
         "dry run": ("factory launch quickstart --clock modelled --dry-run",),
     },
@@ -43,7 +43,7 @@ _OF_THE_MACHINE = "estimate: "
 
 def blocks(page: str) -> dict[str, str]:
     """Blocks of a page that show commands and what they print."""
-    return {name: _shown(lines) for name, lines in _PAGES.get(page, {}).items()}
+    return {name: _shown(lines) for name, lines in PAGES[page].items()}
 
 
 def searches() -> str:

@@ -16,8 +16,6 @@ from leaderboard import LeaderboardRow
 __all__ = ["PRODUCTION", "SLOW", "readme_blocks", "results_blocks", "us_text"]
 
 PRODUCTION, SLOW, _FINALS = CLOCKS[0], CLOCKS[4], CLOCKS[5]
-_NAMED = 3
-"""Shapes that a sentence names."""
 
 
 def us_text(value: float | None) -> str:

@@ -37,8 +37,7 @@ def fill(store: Store, *, campaigns: int, trials: int, timed: int, seed: int = 0
             name, job, slower = f"c{c:03d}", f"job-{c:03d}", 1.0 + c / 1000
             session.add(campaign_row(board.campaign(name, minutes=c, workloads=shapes)))
             session.flush()
-            closed = board.job(job, name).model_copy(update={"status": JobStatus.VALID})
-            session.add(job_row(closed))
+            session.add(job_row(board.job(job, name, status=JobStatus.VALID)))
             session.flush()
             rows = []
             for n in range(trials):
