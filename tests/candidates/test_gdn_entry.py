@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from candidates.gdn_prefill.kernel.entry import (
     gdn_prefill,
     workspace,
 )
+from candidates.gdn_prefill.space import GdnSchedule
 from candidates.kda_prefill.kernel import known
 from candidates.kda_prefill.kernel.options import Options
 
@@ -364,6 +366,37 @@ def test_a_compiled_call_is_a_bare_function_that_checks_its_arguments() -> None:
     assert isinstance(function, tvm_ffi.Function)
     with pytest.raises(TypeError):
         function(1)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is compiled, in place of compiling it."""
+    pytest.importorskip("cutlass")
+    from candidates.gdn_prefill.kernel import host
+
+    calls: list[Any] = []
+    monkeypatch.setattr(host, "compile_call", lambda *what: calls.append(what) or print)
+    entry.compiled.cache_clear()
+    yield calls
+    entry.compiled.cache_clear()
+
+
+def test_one_function_serves_every_number_of_waves(made: list[Any]) -> None:
+    for waves in (1, 2, 4):
+        assert entry.compiled(FusedConfig(128, waves), True, Options()) is print
+    assert made == [(FusedConfig(128), True, Options())]
+
+
+def test_a_loaded_schedule_is_not_compiled_again_when_it_is_bound(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "require_gpu", lambda: None)
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    x, state = tensors(), states()
+    outputs = {"o": torch.empty_like(x["v"]), "final_state": torch.empty_like(state)}
+    loaded = launch.load_schedule(GdnSchedule(16).schedule())
+    loaded.bind({**x, "initial_state": state, "scale": None}, outputs)
+    assert made == [(Config(16), True, Options())]
 
 
 def test_importing_the_entry_point_loads_neither_the_dsl_nor_torchs_compiler() -> None:

@@ -69,8 +69,9 @@ def compiled(
         The bare TVM-FFI function; its positional arguments are those of ``host.ABI`` or
         ``host.FUSED_ABI``.
     """
-    if isinstance(config, FusedConfig):
-        config = replace(config, waves=1)  # how sequences are cut is not compiled in
+    if isinstance(config, FusedConfig) and config.waves != 1:
+        # How sequences are cut is a number at the launch: one function serves all.
+        return compiled(replace(config, waves=1), with_state, options)
     if (config, with_state, options) in _ADOPTED:
         return _ADOPTED[config, with_state, options]
     # Imports the DSL: only what launches needs it.

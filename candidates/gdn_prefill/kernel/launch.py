@@ -25,6 +25,7 @@ from candidates.kda_prefill.kernel.launch import (
     require_gpu,
 )
 from candidates.kda_prefill.kernel.launch import kernel_names as kda_kernel_names
+from candidates.kda_prefill.kernel.options import PLAIN
 from candidates.kda_prefill.kernel.resources import budget_problems
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
@@ -115,7 +116,7 @@ def load_schedule(schedule: Schedule) -> LoadedSchedule:
     config = config_of(schedule)
     require_dsl()
     require_gpu()
-    compiling(lambda: _entry().compiled(config, True), schedule.key)
+    compiling(lambda: _entry().compiled(config, True, PLAIN), schedule.key)  # as bind asks for it
     return LoadedSchedule(config)
 
 
