@@ -14,7 +14,7 @@ from candidates._base import Schedule
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, pieces_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
-from candidates.kda_prefill.cost import H200, Constants, _makespan, scan_us
+from candidates.kda_prefill.cost import H200, Constants, _makespan, prep_us, scan_us
 from candidates.kda_prefill.kernel.image import HEAD, slots
 
 if TYPE_CHECKING:
@@ -115,12 +115,5 @@ def _prep(
         + instructions / constants.fma_per_clock
         + multiply_adds / constants.mma_per_clock
     )
-    work = ctas / constants.sms * clocks / constants.clock_mhz
-
     rounds = len(plan.rounds) + 1 + math.log2(bt)  # scores, scaled rows, levels of the inverse
-    latency = constants.prep_latency_us + constants.prep_round_us * rounds
-    waiting = max(1.0, ctas / (constants.sms * plan.blocks_per_sm)) * latency
-
-    p = constants.overlap
-    combined: float = (traffic**p + work**p + waiting**p) ** (1 / p)
-    return constants.launch_us + combined
+    return prep_us(ctas, plan.blocks_per_sm, traffic, clocks, rounds, constants)

@@ -36,7 +36,15 @@ from candidates.kda_prefill.space import (
 if TYPE_CHECKING:
     from operations import Workload
 
-__all__ = ["H200", "Constants", "kernel_us", "modelled_us", "piece_chunks", "scan_us"]
+__all__ = [
+    "H200",
+    "Constants",
+    "kernel_us",
+    "modelled_us",
+    "piece_chunks",
+    "prep_us",
+    "scan_us",
+]
 
 _SM_THREADS = 2048
 """Threads that may be resident on an SM."""
@@ -234,13 +242,31 @@ def _prep(view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Co
         + instructions / constants.fma_per_clock
         + multiply_adds / constants.mma_per_clock
     )
-    work = ctas / constants.sms * clocks / constants.clock_mhz
-
     rounds = len(plan.steps) + math.log2(view.bt)  # scores, then levels of the inverse
-    latency = constants.prep_latency_us + constants.prep_round_us * rounds
     resident = max(1, min(SHARED_MEMORY_BYTES // plan.smem_bytes, _SM_THREADS // plan.threads))
-    waiting = max(1.0, ctas / (constants.sms * resident)) * latency
+    return prep_us(ctas, resident, traffic, clocks, rounds, constants)
 
+
+def prep_us(
+    ctas: int, resident: int, traffic: float, clocks: float, rounds: float, constants: Constants
+) -> float:
+    """Time of a PREP whose CTAs move, compute and wait, mostly overlapped.
+
+    Parameters
+    ----------
+    ctas, resident : int
+        Of all, and of an SM at a time.
+    traffic : float
+        Microseconds that the memory takes.
+    clocks : float
+        Of one CTA's arithmetic.
+    rounds : float
+        Phases of a CTA that wait for one another.
+    constants : Constants
+    """
+    work = ctas / constants.sms * clocks / constants.clock_mhz
+    latency = constants.prep_latency_us + constants.prep_round_us * rounds
+    waiting = max(1.0, ctas / (constants.sms * resident)) * latency
     p = constants.overlap
     combined: float = (traffic**p + work**p + waiting**p) ** (1 / p)
     return constants.launch_us + combined
