@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
-from candidates.kda_prefill.kernel.config import _named, boundary_words
-from candidates.kda_prefill.kernel.image import (
-    HEAD,
-    ImageLayout,
-    segment_entries,
-    slots,
-    unroll_of,
-)
+from candidates.kda_prefill.kernel.config import _named, _whole, boundary_words
+from candidates.kda_prefill.kernel.image import ImageLayout, segment_entries, slots, unroll_of
 
 __all__ = ["DEFAULT", "Config", "FusedConfig", "schedule_of", "workspace"]
-
-_CHOICES = {"bt": (16, 32, 64), "rows": (64, 128), "segments": (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True)
@@ -45,10 +37,9 @@ class Config:
     segments: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or value not in known:
-                raise ValueError(f"{name}={value!r} is not one of {list(known)}")
+        _whole(self, "bt", (16, 32, 64))
+        _whole(self, "rows", (64, 128))
+        _whole(self, "segments", (1, 2, 4, 8))
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
@@ -95,12 +86,11 @@ class FusedConfig:
     waves: int = 1
 
     def __post_init__(self) -> None:
-        FusedPlan(self.rows)  # refuses what does not exist
-        waves = self.waves
-        if isinstance(waves, bool) or not isinstance(waves, int) or waves < 1:
-            raise ValueError(f"waves={waves!r} is no positive int")
-        if waves > 1 and self.rows != HEAD:
-            raise ValueError(f"waves={waves} beside rows={self.rows}, which does not cut")
+        _whole(self, "rows")
+        _whole(self, "waves")
+        plan = FusedPlan(self.rows)  # refuses what does not exist
+        if self.waves > 1 and not plan.cuts:
+            raise ValueError(f"waves={self.waves} beside rows={self.rows}, which does not cut")
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | FusedConfig) -> FusedConfig:
