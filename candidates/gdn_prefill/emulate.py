@@ -19,7 +19,7 @@ from torch import Tensor
 from candidates._base import Schedule
 from candidates.gdn_prefill.space import GdnSchedule
 from candidates.kda_prefill import emulate as kda
-from candidates.kda_prefill.emulate import GATE_FLOOR, INVERSE, InverseName, triangular_inverse
+from candidates.kda_prefill.emulate import INVERSE, InverseName, triangular_inverse
 
 __all__ = ["emulate", "largest_exponent"]
 
@@ -84,22 +84,13 @@ class _Chunks:
 
     @classmethod
     def of(cls, plan: kda._Plan, inputs: Mapping[str, Any]) -> _Chunks:
-        heads = inputs["v"].shape[1]
+        x = kda._Chunks.of(plan, {**inputs, "g": inputs["g"].unsqueeze(-1)})  # of one channel
+        heads = x.v.shape[1]
 
-        def take(x: Tensor) -> Tensor:
-            invalid = ~plan.valid.view(*plan.valid.shape, *[1] * (x.dim() - 1))
-            return x[plan.rows].float().masked_fill(invalid, 0.0).transpose(1, 2).contiguous()
+        def shared(keys: Tensor) -> Tensor:  # a key head serves neighbouring value heads
+            return keys.repeat_interleave(heads // max(keys.shape[1], 1), 1)
 
-        def shared(x: Tensor) -> Tensor:  # a key head serves neighbouring value heads
-            return take(x).repeat_interleave(heads // max(x.shape[1], 1), 1)
-
-        return cls(
-            q=shared(inputs["q"]),
-            k=shared(inputs["k"]),
-            v=take(inputs["v"]),
-            b=take(inputs["g"]).clamp(min=GATE_FLOOR).cumsum(-1),
-            beta=take(inputs["beta"]),
-        )
+        return cls(shared(x.q), shared(x.k), x.v, x.b.squeeze(-1), x.beta)
 
     @property
     def exponents(self) -> Tensor:

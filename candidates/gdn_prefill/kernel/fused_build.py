@@ -27,6 +27,7 @@ from candidates.gdn_prefill.kernel.fused_plan import (
     HEAD,
     LOWER_PITCH,
     TILE,
+    TILE_BYTES,
     lower_block,
     strict_block,
 )
@@ -34,11 +35,11 @@ from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.activate import Activation
 from candidates.kda_prefill.kernel.options import L2NORM_EPS, Options
+from candidates.kda_prefill.kernel.prep_inverse import blank
 
 __all__ = ["Build"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
-_BLOCK = 2 * TILE * TILE
 _PITCH = 4 * LOWER_PITCH
 
 
@@ -313,7 +314,7 @@ class Build(Jobs, Activation):
     def keys(self, acc, own, sums, table, w, lane):
         """L of a warp's rows: in fp16, and its diagonal block in fp32."""
         plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
-        place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * _BLOCK
+        place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * TILE_BYTES
         diagonal = own + (plan.off_diagonal + w * plan.diagonal)
         diagonal = diagonal + (lane >> 2) * _PITCH + (lane & 3) * 8
         of_rows = self.row_values(sums, w, lane)
@@ -327,7 +328,7 @@ class Build(Jobs, Activation):
                     at = 8 * ct + 4 * half
                     block.append([acc[at + i] * (by[i] * strength[i // 2]) for i in range(4)])
                 if ct < w:
-                    op.stmatrix(place + ct * _BLOCK, as_operand(block))
+                    op.stmatrix(place + ct * TILE_BYTES, as_operand(block))
                 else:
                     for half in cutlass.range_constexpr(2):
                         for r in cutlass.range_constexpr(2):
@@ -365,35 +366,37 @@ class Build(Jobs, Activation):
         plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
         lower = place + plan.off_lower
-        ours = I32((w * (w + 1) >> 1) * _BLOCK)  # of this warp's first block of X
-        below = I32((w * (w - 1) >> 1) * _BLOCK)  # of L
+        ours = I32((w * (w + 1) >> 1) * TILE_BYTES)  # of this warp's first block of X
+        below = I32((w * (w - 1) >> 1) * TILE_BYTES)  # of L
         to_end = [op.exp2(end - x) for x in self.row_values(sums, w, lane)]
         to_end = self.over_norms(to_end, table, w, lane, 0)
-        self.keep(left, place + ours + w * _BLOCK, slot, table, to_end, w, w, lane)
+        self.keep(left, place + ours + w * TILE_BYTES, slot, table, to_end, w, w, lane)
         left = as_operand(left)
         # Siblings (1, 0) and (3, 2): X_ii L_ij X_jj.
         sync_threads_of(plan.builders - 1 + number * 2 + (w >> 1), 64)
         if w & 1 == 1:
-            right = op.ldmatrix(lower + below + (w - 1) * _BLOCK, transpose=True)
+            right = op.ldmatrix(lower + below + (w - 1) * TILE_BYTES, transpose=True)
             inner = as_operand(mma16(blank(), left, right))
-            other = place + (((w - 1) * w >> 1) + w - 1) * _BLOCK
+            other = place + (((w - 1) * w >> 1) + w - 1) * TILE_BYTES
             block = negative(mma16(blank(), inner, op.ldmatrix(other, transpose=True)))
-            self.keep(block, place + ours + (w - 1) * _BLOCK, slot, table, to_end, w, w - 1, lane)
+            self.keep(
+                block, place + ours + (w - 1) * TILE_BYTES, slot, table, to_end, w, w - 1, lane
+            )
         ops.sync_group(number)
         if w >= 2:
             inner = []
             for k in cutlass.range_constexpr(2):
-                right = op.ldmatrix(lower + below + k * _BLOCK, transpose=True)
+                right = op.ldmatrix(lower + below + k * TILE_BYTES, transpose=True)
                 total = mma16(blank(), left, right)
                 inner.append(total)
             if w == 3:
-                mine = op.ldmatrix(place + lower_block(3, 2) * _BLOCK)
+                mine = op.ldmatrix(place + lower_block(3, 2) * TILE_BYTES)
                 for k in cutlass.range_constexpr(2):
-                    right = op.ldmatrix(lower + strict_block(2, k) * _BLOCK, transpose=True)
+                    right = op.ldmatrix(lower + strict_block(2, k) * TILE_BYTES, transpose=True)
                     inner[k] = mma16(inner[k], mine, right)
             inner = [as_operand(x) for x in inner]
             corner = [
-                op.ldmatrix(place + lower_block(i, j) * _BLOCK, transpose=True)
+                op.ldmatrix(place + lower_block(i, j) * TILE_BYTES, transpose=True)
                 for i, j in ((0, 0), (1, 0), (1, 1))
             ]
             blocks = (
@@ -402,7 +405,7 @@ class Build(Jobs, Activation):
             )
             for j in cutlass.range_constexpr(2):
                 block = negative(blocks[j])
-                self.keep(block, place + ours + j * _BLOCK, slot, table, to_end, w, j, lane)
+                self.keep(block, place + ours + j * TILE_BYTES, slot, table, to_end, w, j, lane)
 
     def diagonal(self, own, w, lane):
         """X_ww as an accumulator: two blocks of 8 x 8 by exact forward substitution, a lane a
@@ -476,7 +479,9 @@ class Build(Jobs, Activation):
                     total[i] = F32(0.0)
                 for k in cutlass.range_constexpr(col, 4):
                     if k <= w:
-                        right = op.ldmatrix(place + lower_block(k, col) * _BLOCK, transpose=True)
+                        right = op.ldmatrix(
+                            place + lower_block(k, col) * TILE_BYTES, transpose=True
+                        )
                         halves = [[total[4 * half + i] for i in range(4)] for half in range(2)]
                         halves = mma16(halves, [queries[4 * k + i] for i in range(4)], right)
                         for i in cutlass.range_constexpr(8):
@@ -499,11 +504,6 @@ def ring(base, byte, layout, count, pitch):
     p = cute.recast_ptr(base + byte // 2, layout.inner, BF16)
     turns = cute.make_layout(count, stride=pitch // 2)
     return cute.make_tensor(p, cute.append(cute.slice_(layout.outer, (None, None, 0)), turns))
-
-
-def blank():
-    """A cleared 16 x 16 accumulator."""
-    return [op.zeros(), op.zeros()]
 
 
 def negative(block):

@@ -11,6 +11,7 @@ from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
 from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
 from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
 from candidates.kda_prefill.kernel.image import HEAD
+from candidates.kda_prefill.kernel.prep_plan import LOWER_PITCH, TILE, Plan
 
 __all__ = [
     "BT",
@@ -19,6 +20,7 @@ __all__ = [
     "PIECE",
     "REACHES",
     "TILE",
+    "TILE_BYTES",
     "FusedPlan",
     "lower_block",
     "pieces_of",
@@ -38,25 +40,20 @@ REACHES = (1, 2, 4, 8)
 SHORTEST = 256
 """Tokens of a piece, on the average: fewer are not worth an early start."""
 
-TILE = 16
-"""Rows and columns of the blocks that X is made of."""
+TILE_BYTES = 2 * TILE * TILE
+"""A block of L or X in fp16; diagonal blocks of L are in fp32, of ``LOWER_PITCH`` a row."""
 
-LOWER_PITCH = 20
-"""fp32 elements per row of a diagonal block of L, free of bank conflicts."""
-
-_BLOCK = 2 * TILE * TILE
 _REGISTERS = {64: (232, 136), 128: (208, 88)}
 """Registers of a scanning and a building thread, by value rows."""
 
 
-def lower_block(i: int, j: int) -> int:
-    """Number of block (i, j), j <= i, of a lower triangle."""
-    return i * (i + 1) // 2 + j
+lower_block = Plan.lower_block
+"""Number of block (i, j), j <= i, of a lower triangle."""
 
 
 def strict_block(i: int, j: int) -> int:
     """Number of block (i, j), j < i, of what is below the diagonal blocks."""
-    return i * (i - 1) // 2 + j
+    return lower_block(i - 1, j)
 
 
 @dataclass(frozen=True)
@@ -159,11 +156,11 @@ class FusedPlan:
     @property
     def off_lower(self) -> int:
         """Of a builder's own: blocks of L behind those of X."""
-        return lower_block(4, 0) * _BLOCK
+        return lower_block(4, 0) * TILE_BYTES
 
     @property
     def off_diagonal(self) -> int:
-        return self.off_lower + strict_block(4, 0) * _BLOCK
+        return self.off_lower + strict_block(4, 0) * TILE_BYTES
 
     @property
     def diagonal(self) -> int:

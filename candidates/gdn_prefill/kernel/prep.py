@@ -40,6 +40,7 @@ from candidates.kda_prefill.kernel.prep_plan import (
     TILE,
     twist,
 )
+from candidates.kda_prefill.kernel.prep_scores import positions
 
 __all__ = ["Prep"]
 
@@ -336,8 +337,7 @@ class Prep(Activation):
         """
         layout, plan = self.layout, self.plan
         query = op.table([j.query for j in jobs], warp)
-        row = op.table([j.row for j in jobs], warp) * TILE + lane // 4
-        first = op.table([2 * j.col + j.half for j in jobs], warp) * 8 + lane % 4 * 2
+        row, first = positions(jobs, warp, lane)
         ends = [
             op.load_f32x2(base + first * 4, plan.off_sum + 32 * half) for half in range(len(tiles))
         ]
