@@ -131,27 +131,9 @@ class Fused(Build, Scan, Guard):
 
     @cute.kernel
     def kernel(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        pieces: cutlass.Int32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        mma_t: cute.TiledMma,
-        mma_t0: cute.TiledMma,
-        mma_s: cute.TiledMma,
-        mma_b: cute.TiledMma,
-        mma_b0: cute.TiledMma,
-    ):
+        self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, mma_t, mma_t0, mma_s,
+        mma_b, mma_b0,
+    ):  # fmt: skip
         plan = self.plan
         tidx = cute.arch.thread_idx()[0]
         warp_id = cute.arch.make_warp_uniform(cute.arch.warp_idx())

@@ -12,7 +12,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig
 from candidates.gdn_prefill.kernel.fused import Fused
@@ -65,31 +64,14 @@ pieces: a Python int of at least 1; scratch: fp32, ``Scratch`` of KDA's fused fo
 
 
 class GdnPrefill:
-    """PREP and SCAN of one configuration behind one host function."""
+    """PREP and SCAN of one configuration behind one host function; they say what it takes."""
 
     def __init__(self, config: Config, options: Options = PLAIN) -> None:
         self.prep = Prep(config.bt, config.unroll, options)
         self.scan = Scan(config.bt, config.rows, config.segments)
 
     @cute.jit
-    def __call__(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        boundaries: cute.Tensor | None,
-        scale: cutlass.Float32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        stream: CUstream,
-    ):
+    def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, boundaries, scale, A_log, dt_bias, stream):
         self.prep(Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, stream)
         if cutlass.const_expr(boundaries is None):
             self.scan(X, CU, S0, O, S, None, stream)
@@ -104,30 +86,14 @@ class GdnFixup(Fixup):
 
 
 class FusedPrefill:
-    """The fused kernel and, if it cuts sequences, its fix-up behind one host function."""
+    """The fused kernel and, if it cuts sequences, its fix-up behind one host function, which takes
+    what the kernel does."""
 
     def __init__(self, rows: int, options: Options) -> None:
         self.fused, self.fixup = Fused(rows, options), GdnFixup()
 
     @cute.jit
-    def __call__(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        pieces: cutlass.Int32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        stream: CUstream,
-    ):
+    def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream):
         self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream)
         if cutlass.const_expr(self.fused.plan.cuts):
             if pieces > 1:

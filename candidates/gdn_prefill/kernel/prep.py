@@ -129,21 +129,7 @@ class Prep(Activation):
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        O: cute.Tensor,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        group: cutlass.Int32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-    ):
+    def kernel(self, Q, K, V, G, B, CU, O, X, scale, group, A_log, dt_bias):
         G = Gates(G, A_log, dt_bias, None)
         plan, layout, bt = self.plan, self.layout, self.bt
         tid = cute.arch.thread_idx()[0]
