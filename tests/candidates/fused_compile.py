@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import struct
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from kept import Kept, compile_kept
+from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 
 from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, FusedPlan, Scratch
@@ -26,59 +27,39 @@ def compiled_fused(
     frame: str,
     builders: int,
     with_state: bool,
-    remarks: bool = False,
     options: Options = PLAIN,
-) -> Any:
-    """(compiled function, cubin, PTX) of one variant."""
+) -> Kept:
+    """One variant and its fix-up."""
     require_dsl()
-    from cutlass import cute
-
     from candidates.kda_prefill.kernel import host
     from candidates.kda_prefill.kernel.entry import FusedConfig
 
-    job, arguments = host.fused_job(FusedConfig(frame, builders), with_state, options)
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
-        if remarks:
-            options += " remarks{ptx}"
-        function = cute.compile(job, *arguments, options=options)
-        return function, function.__cubin__, function.__ptx__
-
-
-def _swizzled(byte: np.ndarray, mask: int) -> np.ndarray:
-    """128-byte rows (``mask`` 7) or 32-byte rows (1) of the copy engine's swizzle."""
-    return byte ^ ((byte >> 7 & mask) << 4)
+    return compile_kept(*host.fused_job(FusedConfig(frame, builders), with_state, options))
 
 
 PARTS = {
-    2 * BT: Part(  # W over Q, along channels
-        0,
-        LAYOUT.off_k,
-        lambda first, k, n: _swizzled(first + n * 128 + k * 2, 7),
-    ),
-    128: Part(  # K, channels are the columns
-        LAYOUT.off_k,
-        1,
-        lambda first, k, n: _swizzled(first + n // 64 * (BT * 128) + k * 128 + n % 64 * 2, 7),
-    ),
-    BT: Part(LAYOUT.off_a, 1, lambda first, k, n: _swizzled(first + n * 32 + k * 2, 1)),
+    2 * BT: Part(0, LAYOUT.off_k, along_channels),  # W over Q
+    128: Part(LAYOUT.off_k, 1, channels_as_columns(BT)),  # K
+    BT: Part(LAYOUT.off_a, 1, lambda first, k, n: swizzled(first + n * 32 + k * 2, 1)),
 }
 """Where the scan's three products find their operands, by number of columns."""
 
 
 FIXUP_PARTS = {
-    128: Part(  # maps, key channels are the columns
-        1 << 16,
-        MAPS << 15,
-        lambda first, k, n: _swizzled(first + n // 64 * 128 * 128 + k * 128 + n % 64 * 2, 7),
-    ),
-    64: Part(  # the state, along key channels
-        0,
-        1 << 14,
-        lambda first, k, n: _swizzled(first + n * 128 + k * 2, 7),
-    ),
+    128: Part(1 << 16, MAPS << 15, channels_as_columns(128)),  # maps
+    64: Part(0, 1 << 14, along_channels),  # the state
 }
 """The same for the fix-up, in all of its shared memory."""
+
+
+def input_of(memory: Memory, x: torch.Tensor, compact: bool, channels: bool = True) -> bytes:
+    """An input ``[T, ...]`` as a fused kernel is given it: where it is not compact, with strides
+    of its own but for its channels, if it has some."""
+    base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    bits = base.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
+    dims = x.dim() - channels
+    strides = x.stride()[: 1 if compact else dims]
+    return memory.tensor(bits[x.storage_offset() :], x.shape[:dims], strides)
 
 
 def run_fused(
@@ -110,7 +91,7 @@ def run_fused(
     """
     plan = FusedPlan(frame, builders, scales=options.l2norm)
     state = inputs["initial_state"]
-    ptx = compiled_fused(frame, builders, state is not None, options=options)[2]
+    ptx = compiled_fused(frame, builders, state is not None, options).ptx
     fused, fixup = (Program(ptx, f"kda_{name}") for name in ("fused", "fixup"))
     T, H = inputs["v"].shape[-3:-1]
     equal = options.offsets == "equal"
@@ -122,22 +103,10 @@ def run_fused(
         N = len(raw) - 1
     memory = Memory()
 
-    def tensor(array: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-        data = struct.pack("<Q", memory.add(array)) + struct.pack(f"<{len(shape)}i", *shape)
-        return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
+    tensor = memory.tensor
 
     def given(x: torch.Tensor, channels: bool = True) -> bytes:
-        """An input as the kernel sees it: its own strides, where they are not compact."""
-        if equal:
-            x = x.flatten(0, 1)
-        shape, strides = tuple(x.shape), x.stride()
-        base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
-        bits = base.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
-        if channels:
-            shape, strides = shape[:-1], strides[:-1]
-        if options.compact:
-            strides = strides[:1]
-        return tensor(bits[x.storage_offset() :], shape, strides)
+        return input_of(memory, x.flatten(0, 1) if equal else x, options.compact, channels)
 
     def states(kind: str | None) -> np.ndarray:
         if kind == "bfloat16":

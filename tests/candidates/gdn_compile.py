@@ -6,19 +6,23 @@ import functools
 import random
 import re
 import struct
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from kept import compile_kept
+from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program
 
+import operations
 from candidates.gdn_prefill.kernel.config import Config, workspace
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
 from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
+from operations.gdn_prefill import GdnWorkload
+from operations.gdn_prefill.raw import plain
 
 STATE = HEAD * HEAD
 
@@ -33,30 +37,10 @@ _WAIT = re.compile(
 def compiled_call(config: Config, with_state: bool, options: Options = PLAIN) -> Any:
     """PTX and dynamic shared memory by kernel, in launch order, of one configuration."""
     require_dsl()
-    from cutlass import cute
-
     from candidates.gdn_prefill.kernel import host
-    from candidates.kda_prefill.kernel.resources import dynamic_smem
 
-    job, arguments = host.call_job(config, with_state, options)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
-        function = cute.compile(job, *arguments, options=flags)
-        ptx = _WAIT.sub(r"wait \1;", function.__ptx__)
-        return ptx, dynamic_smem(str(function.ir_module))
-
-
-def _swizzled(byte: np.ndarray, mask: int) -> np.ndarray:
-    """Rows of 128 bytes (``mask`` 7), 64 (3) or 32 (1) in the copy engine's swizzle."""
-    return byte ^ ((byte >> 7 & mask) << 4)
-
-
-def _along_channels(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
-    return _swizzled(first + n * 128 + k * 2, 7)
-
-
-def _channels_as_columns(tokens: int) -> Any:
-    return lambda first, k, n: _swizzled(first + n // 64 * (tokens * 128) + k * 128 + n % 64 * 2, 7)
+    kept = compile_kept(*host.call_job(config, with_state, options))
+    return _WAIT.sub(r"wait \1;", kept.ptx), kept.smem
 
 
 def scan_parts(bt: int) -> dict[int, Part]:
@@ -65,28 +49,28 @@ def scan_parts(bt: int) -> dict[int, Part]:
 
     def rows(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
         if first < layout.off_k:  # W, or Qhat, or both
-            return _along_channels(first, k, n)
+            return along_channels(first, k, n)
         assert first >= layout.off_a
-        return _swizzled(first + n * 2 * bt + k * 2, bt // 8 - 1)
+        return swizzled(first + n * 2 * bt + k * 2, bt // 8 - 1)
 
     parts = {bt: Part(0, layout.off_e, rows)}
     if bt == 16:
         parts[32] = Part(0, layout.off_k, rows)
-    return parts | {128: Part(layout.off_k, layout.off_a, _channels_as_columns(bt))}
+    return parts | {128: Part(layout.off_k, layout.off_a, channels_as_columns(bt))}
 
 
 def pass_parts(bt: int) -> dict[int, Part]:
     """The same for pass 1, whose stage is W, Kbar, decay and U."""
     size = 2 * bt * HEAD
     return {
-        bt: Part(0, size, _along_channels),
-        128: Part(size, size, _channels_as_columns(bt)),
+        bt: Part(0, size, along_channels),
+        128: Part(size, size, channels_as_columns(bt)),
     }
 
 
 def carry_parts(segments: int) -> dict[int, Part]:
     """The same for the carry, in all of its shared memory: maps alone."""
-    return {128: Part(0, (segments - 2) * 2 * STATE, _channels_as_columns(HEAD))}
+    return {128: Part(0, (segments - 2) * 2 * STATE, channels_as_columns(HEAD))}
 
 
 def _nan(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -163,8 +147,7 @@ class Call:
         channels = {3: 1, 4: 2}.get(x.dim(), 0)
         shape = x.shape[: x.dim() - channels]
         strides = x.stride()[: len(shape) - (not strided)]
-        data = struct.pack("<Q", self.memory.add(bits)) + struct.pack(f"<{len(shape)}i", *shape)
-        return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
+        return self.memory.tensor(bits, shape, strides)
 
     def kernel(
         self,
@@ -266,14 +249,27 @@ def interpreted(config: Config, with_state: bool, options: Options = PLAIN) -> A
     return function
 
 
+def shape(
+    name: str, heads: int, value_heads: int, lengths: Iterable[int], **more: Any
+) -> GdnWorkload:
+    """A workload, in few words."""
+    return GdnWorkload(name, heads=heads, value_heads=value_heads, lengths=tuple(lengths), **more)
+
+
+def asked(options: Options, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """How a call says in which form its arguments come."""
+    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
+    if options.raw_gate:
+        how |= {"gate": options.gate, "A_log": raw["A_log"]}
+    if options.bias:
+        how["dt_bias"] = raw["dt_bias"]
+    return how
+
+
 def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs in the form of ``options``, and what they mean as the operation takes them."""
-    import operations
-    from operations.gdn_prefill import GdnWorkload
-    from operations.gdn_prefill.raw import plain
-
     operation = operations.get("gdn_prefill")
-    workload = GdnWorkload("raw", heads=1, value_heads=2, lengths=lengths)
+    workload = shape("raw", 1, 2, lengths)
     drawn = operation.raw_form(workload, operation.regimes["production"], seed=0)
     assert drawn is not None
     floats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -284,11 +280,7 @@ def raw_call(options: Options, lengths: tuple[int, ...]) -> tuple[dict[str, Any]
     beta = drawn["beta_logits"] if options.beta_logits else drawn["beta"]
     raw["beta"] = beta.to(floats[options.beta_dtype])
     raw["initial_state"] = drawn["initial_state"].to(floats[options.initial_state])
-    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
-    if options.raw_gate:
-        how |= {"gate": options.gate, "A_log": raw["A_log"]}
-    if options.bias:
-        how["dt_bias"] = raw["dt_bias"]
+    how = asked(options, raw)
     if not options.compact:
         both = torch.cat([raw["q"], raw["k"]], -1)
         raw |= {"q": both[..., :128], "k": both[..., 128:]}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import random
 import struct
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from fused_compile import FIXUP_PARTS
+from fused_compile import FIXUP_PARTS, input_of
+from kept import Kept, compile_kept
+from operand_places import along_channels, channels_as_columns
 from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
@@ -22,43 +21,21 @@ from candidates.kda_prefill.kernel.options import PLAIN, Options
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
-def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Any:
-    """(compiled function, cubin, PTX, the compiler's remarks) of one variant."""
-    return _compiled(rows, with_state, options)
-
-
 @functools.cache
-def _compiled(rows: int, with_state: bool, options: Options) -> Any:
+def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Kept:
+    """One variant and, if it cuts, its fix-up."""
     require_dsl()
-    from cutlass import cute
-
     from candidates.gdn_prefill.kernel import host
     from candidates.gdn_prefill.kernel.config import FusedConfig
 
-    job, arguments = host.fused_job(FusedConfig(rows), with_state, options)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
-        remarks = io.StringIO()
-        with contextlib.redirect_stdout(remarks), contextlib.redirect_stderr(remarks):
-            function = cute.compile(job, *arguments, options=flags + " remarks{ptx}")
-        return function, function.__cubin__, function.__ptx__, remarks.getvalue()
-
-
-def _swizzled(byte: np.ndarray) -> np.ndarray:
-    """128-byte rows of the copy engine's swizzle."""
-    return byte ^ ((byte >> 7 & 7) << 4)
+    return compile_kept(*host.fused_job(FusedConfig(rows), with_state, options))
 
 
 def _parts(plan: FusedPlan) -> dict[int, Part]:
-    """Where operands stand in shared memory, by number of columns: along rows of 128 bytes, or,
-    with 128 columns, channels as columns."""
+    """Where operands stand in shared memory, by number of columns."""
     return {
-        64: Part(0, plan.smem_bytes, lambda first, k, n: _swizzled(first + n * 128 + k * 2)),
-        128: Part(
-            0,
-            plan.smem_bytes,
-            lambda first, k, n: _swizzled(first + n // 64 * (BT * 128) + k * 128 + n % 64 * 2),
-        ),
+        64: Part(0, plan.smem_bytes, along_channels),
+        128: Part(0, plan.smem_bytes, channels_as_columns(BT)),
     }
 
 
@@ -92,26 +69,19 @@ def run_fused(
     """
     plan = FusedPlan(rows, options.l2norm)
     state = inputs["initial_state"]
-    ptx = compiled_fused(rows, state is not None, options)[2]
+    ptx = compiled_fused(rows, state is not None, options).ptx
     T, H = inputs["v"].shape[:2]
     raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
     N = len(raw) - 1
     memory = Memory()
 
-    def tensor(array: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-        data = struct.pack("<Q", memory.add(array)) + struct.pack(f"<{len(shape)}i", *shape)
-        return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
-
-    def given(x: torch.Tensor, channels: bool = True) -> bytes:
-        """An input; its strides as far as they are not known at compile time."""
-        base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
-        bits = base.view({2: torch.int16, 4: torch.int32}[x.element_size()]).numpy()
-        strides = x.stride()[:1] if options.compact else x.stride()[: x.dim() - channels]
-        return tensor(bits[x.storage_offset() :], tuple(x.shape[:2]), tuple(strides))
+    tensor = memory.tensor
 
     o, final = np.full((T, H, HEAD), 0x7FC0, np.uint16), np.full((N, H, HEAD, HEAD), np.nan, "f4")
-    parameters = [given(inputs[name]) for name in ("q", "k", "v")]
-    parameters += [given(inputs[name], channels=False) for name in ("g", "beta")]
+    parameters = [
+        input_of(memory, inputs[name], options.compact, channels=name in "qkv")
+        for name in ("q", "k", "v", "g", "beta")
+    ]
     kind = np.int64 if options.offsets == "int64" else np.int32
     parameters.append(tensor(np.array(raw, kind), (N + 1,), ()))
     if state is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from typing import Any
+
+from kept import Kept, compile_kept
 
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
@@ -21,8 +22,8 @@ PAIRS: list[Variant] = [
 
 
 @functools.cache
-def compiled_prep(variant: Variant, unroll: int = 1) -> Any:
-    """(prep, compiled function, cubin) of one variant."""
+def compiled_prep(variant: Variant, unroll: int = 1) -> tuple[Any, Kept]:
+    """One variant, and what the compiler made of it."""
     require_dsl()
     import cutlass
     from cutlass import cute
@@ -53,7 +54,4 @@ def compiled_prep(variant: Variant, unroll: int = 1) -> Any:
         None,
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
-        function = cute.compile(prep, *arguments, options=options)
-        return prep, function, function.__cubin__
+    return prep, compile_kept(prep, arguments)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from typing import Any
+
+from kept import Kept, compile_kept
 
 from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
 @functools.cache
-def compiled_scan(
-    bt: int, rows: int, segments: int, with_state: bool, remarks: bool = False
-) -> Any:
-    """(scan, compiled function, cubin) of one variant."""
+def compiled_scan(bt: int, rows: int, segments: int, with_state: bool) -> tuple[Any, Kept]:
+    """One variant, and what the compiler made of it."""
     require_dsl()
     import cutlass
     from cutlass import cute
@@ -38,9 +37,4 @@ def compiled_scan(
         None if segments == 1 else (fake(cutlass.Float32, entries, H, scan.words),),
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --dump-dir {folder}"
-        if remarks:
-            options += " remarks{ptx}"
-        function = cute.compile(scan, *arguments, options=options)
-        return scan, function, function.__cubin__
+    return scan, compile_kept(scan, arguments)

@@ -35,29 +35,23 @@ def judged(got: dict[str, torch.Tensor], workload: KdaWorkload, inputs: Any, reg
 
 @pytest.mark.parametrize(("frame", "builders"), VARIANTS)
 def test_fused_kernels_compile_without_spills_or_serialised_products(
-    frame: str, builders: int, capfd: pytest.CaptureFixture[str]
+    frame: str, builders: int
 ) -> None:
     pytest.importorskip("cutlass")
     from fused_compile import compiled_fused
 
-    from candidates.kda_prefill.kernel.resources import (
-        Cubin,
-        budget_problems,
-        dynamic_smem,
-        kernel_resources,
-    )
+    from candidates.kda_prefill.kernel.resources import budget_problems
 
-    function, cubin, _ = compiled_fused(frame, builders, True, remarks=True)
-    (resources, fixup), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    kept = compiled_fused(frame, builders, True)
+    resources, fixup = kept.kernels
     plan = FusedPlan(frame, builders)
     assert resources.name.startswith("kda_fused_")
     assert resources.threads == plan.threads
     assert resources.dynamic_smem_bytes == plan.smem_bytes
     assert budget_problems(resources) == budget_problems(fixup) == ()
     assert fixup.name.startswith("kda_fixup")
-    output = "".join(capfd.readouterr())
-    assert "Compiling entry function" in output  # the remarks were printed
-    assert [c for c in ("C7511", "C7512", "C7514", "C7519") if c in output] == []
+    assert "Compiling entry function" in kept.remarks
+    assert [c for c in ("C7511", "C7512", "C7514", "C7519") if c in kept.remarks] == []
 
 
 def test_registers_of_all_warpgroups_fit_what_the_launch_gives() -> None:
@@ -287,10 +281,10 @@ def test_missing_arrivals_are_reported_and_do_not_hang(
     from ptx_interpreter import Deadlock, Program
 
     _, inputs = inputs_of((tokens,), "slow", initial_state=False)
-    function, cubin, ptx = fused_compile.compiled_fused("middle", 2, False)
-    broken = ptx.replace(instruction, f"//{instruction}")
-    assert len(Program(broken).instructions) < len(Program(ptx).instructions)
-    monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_, **__: (function, cubin, broken))
+    kept = fused_compile.compiled_fused("middle", 2, False)
+    broken = kept._replace(ptx=kept.ptx.replace(instruction, f"//{instruction}"))
+    assert len(Program(broken.ptx).instructions) < len(Program(kept.ptx).instructions)
+    monkeypatch.setattr(fused_compile, "compiled_fused", lambda *_: broken)
     with pytest.raises(Deadlock):
         fused_compile.run_fused("middle", 2, inputs, pieces)
 

@@ -45,15 +45,10 @@ def test_gdn_fused_kernels_compile_without_spills_or_serialised_products(
     pytest.importorskip("cutlass")
     from gdn_fused_compile import compiled_fused
 
-    from candidates.kda_prefill.kernel.resources import (
-        Cubin,
-        budget_problems,
-        dynamic_smem,
-        kernel_resources,
-    )
+    from candidates.kda_prefill.kernel.resources import budget_problems
 
-    function, cubin, _, remarks = compiled_fused(rows, True)
-    (resources, *fixup), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    kept = compiled_fused(rows, True)
+    resources, *fixup = kept.kernels
     plan = FusedPlan(rows)
     assert resources.name.startswith("gdn_fused_")
     assert resources.threads == plan.threads
@@ -61,8 +56,8 @@ def test_gdn_fused_kernels_compile_without_spills_or_serialised_products(
     assert budget_problems(resources) == ()
     assert [k.name[:9] for k in fixup] == ["gdn_fixup"] * plan.cuts
     assert [budget_problems(k) for k in fixup] == [()] * plan.cuts
-    assert "Compiling entry function" in remarks
-    assert [c for c in ("C7511", "C7512", "C7514", "C7517", "C7519") if c in remarks] == []
+    assert "Compiling entry function" in kept.remarks
+    assert [c for c in ("C7511", "C7512", "C7514", "C7517", "C7519") if c in kept.remarks] == []
 
 
 def test_the_gdn_family_compiles_and_names_what_a_fused_schedule_launches() -> None:
@@ -193,16 +188,14 @@ def test_missing_arrivals_of_gdn_are_reported(whose: str, monkeypatch: pytest.Mo
     from ptx_interpreter import Deadlock, Program
 
     _, inputs = inputs_of((200,), "slow", initial_state=False)
-    function, cubin, ptx, _ = gdn_fused_compile.compiled_fused(128, False)
+    kept = gdn_fused_compile.compiled_fused(128, False)
     arrive = "mbarrier.arrive.shared::cta"
-    passing_on, scanning, building = (found.start() for found in re.finditer(arrive, ptx))
+    passing_on, scanning, building = (found.start() for found in re.finditer(arrive, kept.ptx))
     at = scanning if "scan" in whose else building
     assert passing_on < at
-    broken = ptx[:at] + "//" + ptx[at:]
-    assert len(Program(broken).instructions) < len(Program(ptx).instructions)
-    monkeypatch.setattr(
-        gdn_fused_compile, "compiled_fused", lambda *_: (function, cubin, broken, "")
-    )
+    broken = kept._replace(ptx=kept.ptx[:at] + "//" + kept.ptx[at:])
+    assert len(Program(broken.ptx).instructions) < len(Program(kept.ptx).instructions)
+    monkeypatch.setattr(gdn_fused_compile, "compiled_fused", lambda *_: broken)
     with pytest.raises(Deadlock):
         gdn_fused_compile.run_fused(128, inputs)
 
@@ -236,7 +229,7 @@ def test_raw_gdn_inputs_mean_what_they_are_activated_to(what: str) -> None:
         for name, x in want.items():
             error = (got[name].double() - x).norm() / x.norm()
             assert error <= 6e-3, (name, float(error))
-    remarks = compiled_fused(128, True, options)[3]
+    remarks = compiled_fused(128, True, options).remarks
     assert "Compiling entry function" in remarks
     assert "spills" not in remarks
     assert "C75" not in remarks

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_compile import raw_call
+from gdn_compile import asked, raw_call, shape
+from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing, made_safe
 
 import operations
 from candidates.gdn_prefill.kernel import launch
@@ -29,10 +30,6 @@ REGIMES = (
     "slow", "mixed_heads", "one_hot_state", "similar_keys", "sweep_A2", "constant_2", "scattered",
 )  # fmt: skip
 CONFIGS = (FusedConfig(64), FusedConfig(128), FusedConfig(128, 4))
-
-
-def shape(name: str, heads: int, value_heads: int, lengths: Any, **more: Any) -> GdnWorkload:
-    return GdnWorkload(name, heads=heads, value_heads=value_heads, lengths=tuple(lengths), **more)
 
 
 WORKLOADS = (
@@ -75,12 +72,8 @@ def test_malformed_gdn_offsets_are_made_safe_in_the_fused_form(
     config: FusedConfig, offsets: list[int]
 ) -> None:
     inputs = inputs_of(shape("one", 1, 2, (1000,), initial_state=False), "slow")
-    safe, highest = [], 0
-    for offset in offsets:
-        highest = max(highest, min(max(offset, 0), 1000))
-        safe.append(highest)
     results = []
-    for cu in (offsets, safe):
+    for cu in (offsets, made_safe(offsets, 1000)):
         x = {**inputs, "cu_seqlens": torch.tensor(cu, dtype=torch.int32, device="cuda")}
         out = torch.full_like(inputs["v"], math.nan)
         results.append(gdn_prefill(**x, schedule=config, out=out))
@@ -119,11 +112,8 @@ def test_raw_gdn_inputs_are_right_in_the_fused_form(config: FusedConfig, options
         {n: x.cuda() if torch.is_tensor(x) else x for n, x in y.items()}
         for y in raw_call(options, (1500, 0, 65))
     )
-    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
-    if options.raw_gate:
-        how |= {"gate": options.gate, "A_log": raw["A_log"], "dt_bias": raw["dt_bias"]}
     names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
-    results = gdn_prefill(**{n: raw[n] for n in names}, schedule=config, **how)
+    results = gdn_prefill(**{n: raw[n] for n in names}, schedule=config, **asked(options, raw))
     want = OPERATION.fast_oracle(plain)
     for got, name in zip(results, ("o", "final_state"), strict=True):
         error = (got.double() - want[name]).norm() / want[name].norm()
@@ -144,36 +134,11 @@ def test_a_gdn_state_is_updated_in_place_by_ctas_of_64_rows() -> None:
 def test_two_streams_do_not_share_the_fused_scratch_of_gdn() -> None:
     workload = shape("long", 1, 2, (3000,))
     cases = [inputs_of(workload, regime) for regime in ("slow", "mixed_heads")]
-    wants = [gdn_prefill(**x, schedule=CONFIGS[1]) for x in cases]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in cases]
-    for _ in range(100):
-        results = []
-        for stream, x in zip(streams, cases, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(gdn_prefill(**x, schedule=CONFIGS[1]))
-        torch.cuda.synchronize()
-        for got, want in zip(results, wants, strict=True):
-            assert torch.equal(got[0], want[0])
-            assert torch.equal(got[1], want[1])
+    assert_streams_share_nothing(lambda x: gdn_prefill(**x, schedule=CONFIGS[1]), cases, times=100)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_fused_gdn_form_replays_in_a_cuda_graph(config: FusedConfig) -> None:
     workload = shape("graph", 1, 2, (1500, 33))
     first, second = (inputs_of(workload, regime) for regime in ("slow", "production"))
-    wants = [gdn_prefill(**x, schedule=config) for x in (first, second)]
-    static = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, s = gdn_prefill(**static, schedule=config)
-    for x, want in zip((first, second, first), (wants[0], wants[1], wants[0]), strict=True):
-        for name, tensor in static.items():
-            if isinstance(tensor, torch.Tensor):
-                tensor.copy_(x[name])
-        o.fill_(math.nan)
-        s.fill_(math.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(o, want[0])
-        assert torch.equal(s, want[1])
+    assert_replays_in_a_graph(lambda x: gdn_prefill(**x, schedule=config), first, second)

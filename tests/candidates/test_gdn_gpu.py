@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_compile import raw_call
+from gdn_compile import asked, raw_call, shape
+from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing, made_safe
 
 import operations
 from candidates.gdn_prefill import FAMILY
@@ -30,10 +31,6 @@ OPERATION = operations.get("gdn_prefill")
 DEVICE = "cuda"
 
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
-
-
-def shape(name: str, heads: int, value_heads: int, lengths: Any, **more: Any) -> GdnWorkload:
-    return GdnWorkload(name, heads=heads, value_heads=value_heads, lengths=tuple(lengths), **more)
 
 
 SMALL = (
@@ -124,10 +121,6 @@ def test_right_on_tuned_shapes(schedule: Any) -> None:
 def test_malformed_offsets_are_made_safe(config: Config, offsets: list[int]) -> None:
     inputs, _ = small((37,))
     state = torch.randn(len(offsets) - 1, 4, 128, 128, device=DEVICE)
-    safe, highest = [], 0
-    for offset in offsets:
-        highest = max(highest, min(max(offset, 0), 37))
-        safe.append(highest)
 
     def call(cu: list[int]) -> Any:
         x = {**inputs, "cu_seqlens": torch.tensor(cu, dtype=torch.int32, device=DEVICE)}
@@ -136,7 +129,7 @@ def test_malformed_offsets_are_made_safe(config: Config, offsets: list[int]) -> 
         return x, gdn_prefill(**x, schedule=config, out=out)
 
     x, (o, final) = call(offsets)
-    _, (want, want_final) = call(safe)
+    _, (want, want_final) = call(made_safe(offsets, 37))
     assert torch.equal(o, want)
     assert torch.equal(final, want_final)
     assert o.isfinite().all()
@@ -161,11 +154,7 @@ def test_inputs_are_activated_and_normalised(config: Config, options: Options) -
         if torch.is_tensor(x):  # with its strides
             base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
             raw[name] = base.to(DEVICE).as_strided(x.shape, x.stride(), x.storage_offset())
-    how: dict[str, Any] = {"beta_logits": options.beta_logits, "l2norm": options.l2norm}
-    if options.raw_gate:
-        how |= {"gate": options.gate, "A_log": raw["A_log"]}
-    if options.bias:
-        how["dt_bias"] = raw["dt_bias"]
+    how = asked(options, raw)
     if options.offsets == "int64":
         raw["cu_seqlens"] = raw["cu_seqlens"].long()
     if options.final_state == "bfloat16":
@@ -225,39 +214,14 @@ def test_runs_on_the_callers_stream_between_producer_and_consumer() -> None:
 
 def test_two_streams_do_not_share_scratch() -> None:
     cases = [small((700, 50), regime)[0] for regime in ("slow", "production")]
-    wants = [gdn_prefill(**x) for x in cases]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in cases]
-    for _ in range(200):
-        results = []
-        for stream, x in zip(streams, cases, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(gdn_prefill(**x))
-        torch.cuda.synchronize()
-        for got, want in zip(results, wants, strict=True):
-            assert torch.equal(got[0], want[0])
-            assert torch.equal(got[1], want[1])
+    assert_streams_share_nothing(lambda x: gdn_prefill(**x), cases, times=200)
 
 
 @pytest.mark.parametrize("segments", [1, 4])
 def test_replays_in_a_cuda_graph(segments: int) -> None:
     config = Config(32, segments=segments)
     first, second = (small((1500, 33), regime)[0] for regime in ("slow", "production"))
-    wants = [gdn_prefill(**x, schedule=config) for x in (first, second)]
-    static = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, s = gdn_prefill(**static, schedule=config)
-    for x, want in zip((first, second, first), (wants[0], wants[1], wants[0]), strict=True):
-        for name, tensor in static.items():
-            if isinstance(tensor, torch.Tensor):
-                tensor.copy_(x[name])
-        o.fill_(math.nan)
-        s.fill_(math.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(o, want[0])
-        assert torch.equal(s, want[1])
+    assert_replays_in_a_graph(lambda x: gdn_prefill(**x, schedule=config), first, second)
 
 
 def test_a_traced_call_equals_an_eager_one() -> None:

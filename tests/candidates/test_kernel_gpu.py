@@ -13,6 +13,7 @@ import time
 
 import pytest
 import torch
+from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing
 
 import operations
 from candidates import Schedule
@@ -323,18 +324,7 @@ def test_handle_zero_is_the_default_stream_also_inside_another_ones_context():
 
 def test_two_streams_do_not_share_scratch():
     cases = [small(seed, lengths=(700, 50), heads=4)[0] for seed in (1, 2)]
-    wants = [kda_prefill(**x, schedule=MID) for x in cases]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in cases]
-    for i in range(200):
-        results = []
-        for stream, x in zip(streams, cases, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(kda_prefill(**x, schedule=MID))
-        torch.cuda.synchronize()
-        for got, want in zip(results, wants, strict=True):
-            assert torch.equal(got[0], want[0]), i
-            assert torch.equal(got[1], want[1]), i
+    assert_streams_share_nothing(lambda x: kda_prefill(**x, schedule=MID), cases, times=200)
 
 
 @pytest.mark.parametrize("segments", [1, 4])
@@ -342,21 +332,7 @@ def test_replays_in_a_cuda_graph(segments):
     config = Config(32, "mid", segments=segments)
     first, _ = small(1, lengths=(1500, 33))
     second, _ = small(2, lengths=(1500, 33))
-    wants = [kda_prefill(**x, schedule=config) for x in (first, second)]
-    static = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, s = kda_prefill(**static, schedule=config)
-    for x, want in zip((first, second, first), (wants[0], wants[1], wants[0]), strict=True):
-        for name, tensor in static.items():
-            if isinstance(tensor, torch.Tensor):
-                tensor.copy_(x[name])
-        o.fill_(math.nan)
-        s.fill_(math.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(o, want[0])
-        assert torch.equal(s, want[1])
+    assert_replays_in_a_graph(lambda x: kda_prefill(**x, schedule=config), first, second)
 
 
 FIRST_CALL_IN_CAPTURE = """

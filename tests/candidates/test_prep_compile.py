@@ -7,10 +7,7 @@ from prep_compile import PAIRS, WHOLE, Variant, compiled_prep
 
 from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.kernel.resources import (
-    Cubin,
     budget_problems,
-    dynamic_smem,
-    kernel_resources,
 )
 
 COMPILED = [WHOLE[1], WHOLE[3], WHOLE[4], WHOLE[5], PAIRS[5], PAIRS[7], PAIRS[9]]
@@ -19,8 +16,8 @@ COMPILED = [WHOLE[1], WHOLE[3], WHOLE[4], WHOLE[5], PAIRS[5], PAIRS[7], PAIRS[9]
 @pytest.mark.parametrize("variant", COMPILED, ids=str)
 def test_prep_compiles_without_spills_and_within_a_block(variant: Variant) -> None:
     pytest.importorskip("cutlass")
-    prep, function, cubin = compiled_prep(variant)
-    (resources,), _ = kernel_resources(Cubin(cubin), dynamic_smem(str(function.ir_module)))
+    prep, kept = compiled_prep(variant)
+    (resources,) = kept.kernels
     assert resources.name.startswith(f"kda_prep_{variant[0]}_{variant[1]}")
     assert budget_problems(resources) == ()
     assert resources.threads == prep.threads

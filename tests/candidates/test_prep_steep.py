@@ -31,8 +31,8 @@ def inputs_of(lengths: tuple[int, ...], regime: str) -> dict[str, Any]:
 
 def largest_errors(variant: Variant, inputs: dict[str, Any]) -> dict[str, float]:
     """Of each field of the images, over its largest magnitude; the kernel runs on the CPU."""
-    prep, function, _ = compiled_prep(variant)
-    program, memory = Program(function.__ptx__), Memory()
+    prep, kept = compiled_prep(variant)
+    program, memory = Program(kept.ptx), Memory()
     T, H, _ = inputs["q"].shape
     offsets = inputs["cu_seqlens"].tolist()
     batch = batch_of(offsets, T, variant[0], 1)

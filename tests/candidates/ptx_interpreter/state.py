@@ -6,6 +6,7 @@ It is read and written by the names that instructions use; what they do is not k
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,11 @@ class Memory:
         self.next_address += (flat.size + (1 << 21)) >> 12 << 12
         self.arrays.append((base, flat))
         return base
+
+    def tensor(self, array: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> bytes:
+        """A tensor as a kernel is given it: address, sizes, and strides, as far as it is told."""
+        data = struct.pack("<Q", self.add(array)) + struct.pack(f"<{len(shape)}i", *shape)
+        return data + bytes(-len(data) % 8) + struct.pack(f"<{len(strides)}q", *strides)
 
     def at(self, first: int, last: int) -> tuple[int, np.ndarray]:
         """Base and bytes of the array that holds both addresses."""

@@ -1,0 +1,49 @@
+"""Compile a host function and keep what the compiler made, for the tests that read or run it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from typing import Any, NamedTuple
+
+from candidates.kda_prefill.kernel.resources import (
+    Cubin,
+    KernelResources,
+    dynamic_smem,
+    kernel_resources,
+)
+
+
+class Kept(NamedTuple):
+    """What the compiler made of one host function, and the remarks that it printed."""
+
+    function: Any
+    cubin: bytes
+    ptx: str
+    remarks: str
+
+    @property
+    def smem(self) -> dict[str, int]:
+        """Dynamic shared memory by kernel, in launch order."""
+        return dynamic_smem(str(self.function.ir_module))
+
+    @property
+    def kernels(self) -> tuple[KernelResources, ...]:
+        """Resources of each kernel."""
+        return kernel_resources(Cubin(self.cubin), self.smem)[0]
+
+
+def compile_kept(job: Any, arguments: tuple[Any, ...]) -> Kept:
+    """Compile ``job``, which has a ``@cute.jit`` ``__call__``, for fake arguments."""
+    from cutlass import cute
+
+    remarks = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(remarks),
+        contextlib.redirect_stderr(remarks),
+    ):
+        flags = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-cubin --keep-ptx --dump-dir {folder}"
+        function = cute.compile(job, *arguments, options=flags + " remarks{ptx}")
+        return Kept(function, function.__cubin__, function.__ptx__, remarks.getvalue())
