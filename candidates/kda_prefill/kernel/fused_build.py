@@ -6,6 +6,8 @@ mma.sync on bf16 with fp32 sums; X comes from exact 8 x 8 blocks in fp32, merged
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 
@@ -30,6 +32,45 @@ SECOND_X = 2048 - 4 * BT * LOWER_PITCH
 """Bytes in front of X diag(beta), behind L, where that for U lies if keys are normalised here."""
 
 
+class Builder(NamedTuple):
+    """What stays the same through a job, for a thread of a building warpgroup.
+
+    Attributes
+    ----------
+    h, row, end, first, pitch, count
+        Head, first row and the sequence's last, element of the first row and from row to row,
+        chunks.
+    own, full, empty, sums
+        Addresses: of what the group has of shared memory, and of barriers, one a stage.
+    group, w, tokens, half, lane
+        Group, warp of it, which 8 tokens and 64 channels the warp scales, lane of it.
+    channel, first_channel
+        The first of the two channels that the thread sums, and of those that it scales.
+    rank, turn
+        Which CTA of the pair; from one of the group's chunks to the next.
+    """
+
+    h: Any
+    row: Any
+    end: Any
+    first: Any
+    pitch: Any
+    count: Any
+    own: Any
+    full: Any
+    empty: Any
+    sums: Any
+    group: Any
+    w: Any
+    tokens: Any
+    half: Any
+    lane: Any
+    channel: Any
+    first_channel: Any
+    rank: Any
+    turn: Any
+
+
 class Build(Steep):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
@@ -48,18 +89,13 @@ class Build(Steep):
         """
         _, h, row0, end, start, count = job[:6]
         row = row0 + start * BT
-        plan, layout = self.plan, self.plan.layout
-        stages, groups = plan.stages, plan.groups
+        groups = self.plan.groups
         w = warp_id % 4
         group = warp_id // 4 - SCAN_WARPS // 4
         tokens, half = w // 2, w % 2  # 8 tokens x 64 channels; a lane two channels
         own = at + (self.plan.off_group + group * self.plan.size_group)
-        sg, sk, sq, sv = own, own + 8192, own + 12288, own + 16384
-        sl, sx, sb = own + 20480, own + 22528, own + 23040
-        sp = own + 23552  # boundary frame only: qR and kC
-        st = own + (23552 + 8192 * self.plan.boundary)  # sums of halves, or exponentials of them
-        number = group + 1
-        full, empty, sums = (at + (self.plan.off_bar + 8 * stages * i) for i in range(3))
+        sv = own + 16384
+        full, empty, sums = (at + (self.plan.off_bar + 8 * self.plan.stages * i) for i in range(3))
         channel = first_channel = half * 64 + lane * 2
         if cutlass.const_expr(not self.plan.boundary):
             first_channel = half * 64 + lane % 16 * 4
@@ -73,7 +109,6 @@ class Build(Steep):
         if cutlass.const_expr(share):
             turn, c0 = 2 * groups, group * 2 + rank
         cursor = self.cursor(Q, K, V, G, c0, first, tokens, half, lane, pitch)
-        beta = self.no_strength
         rows = end - row - c0 * BT
         missing = True
         if cutlass.const_expr(not share):
@@ -86,119 +121,171 @@ class Build(Steep):
                 self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
             if w == 0:
                 beta = self.strengths(B, row + c0 * BT, min(rows, BT), h, lane)
+                self.put_strengths(own + 23040, beta, lane)
         cute.arch.cp_async_commit_group()
         if c0 < count and tokens == 1:
             if missing:
                 self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
-        s, parity = c0, I32(0)  # stage of chunk c and how often the ring went round, mod 2
-        for c in cutlass.range(c0, count + 1, turn, unroll=1):
-            stage = at + s * self.plan.stage
-            ops.bar_wait(empty + 8 * s, parity ^ 1)
+        b = Builder(
+            h, row, end, first, pitch, count, own, full, empty, sums, group, w, tokens, half, lane,
+            channel, first_channel, rank, turn,
+        )  # fmt: skip
+        c, s, parity = c0, c0, I32(0)  # chunk, stage, and how often the ring went round, mod 2
+        while c < count:
+            c, s, parity, cursor = self.chunk(
+                Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
+            )
+        if c == count:
+            self.await_stage(at, b, c, s, parity)
             if cutlass.const_expr(not self.plan.boundary):
-                if c >= stages and tokens == 1:
-                    # The chunk behind the one that stood here needs its gate sums until it is
-                    # published; its builder may be another, and late.
-                    after, after_parity = s + 1, parity ^ 1
-                    if s + 1 == stages:
-                        after, after_parity = I32(0), parity
-                    ops.bar_wait(full + 8 * after, after_parity)
-            mine, steep = [F32(0.0), F32(0.0)], I32(0)
-            later = c + turn
-            rows = end - row - later * BT
-            if cutlass.const_expr(self.plain_rows):
-                step = I64(pitch) * (2 * BT * turn)
-                cursor = (cursor[0] + 2 * step, cursor[1] + step, *cursor[2:])
-            if c < count:
-                width = 2 if self.plan.boundary else 4
-                active = self.gate_constants(G, h, first_channel, width)
-                cute.arch.cp_async_wait_group(1)  # all but the values
-                if w == 0:
-                    op.store_f32(sb + lane * 4, self.activated(beta))  # there is room for 32
-                ops.sync_warp()
-                if cutlass.const_expr(self.options.raw_gate):
-                    self.blank(sg, end - row - c * BT, tokens, half, lane)
-                if cutlass.const_expr(self.options.l2norm):
-                    self.squares(sk, sq, sb, tokens, half, lane)
-                if cutlass.const_expr(self.plan.boundary):
-                    mine, steep = self.boundary_rows(
-                        sg, sk, sq, sp, st, stage, number, tokens, half, channel, lane, active
-                    )
-                    ops.sync_group(number)
-                else:
-                    mine = self.middle_rows(
-                        sg, sk, sq, stage, s, at, tokens, half, channel, lane, active
-                    )
-                    steep = self.vote(number, mine)
-                    op.store32(at + s * 16, steep, self.plan.off_steep)  # the same from everybody
-                by = self.row_factors(at, s, sb, scale, w, lane)
-                if steep > 0:
-                    self.steep_chunk(
-                        G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, by, number, mine,
-                        channel, tokens, half, w, lane, rank, share,
-                    )  # fmt: skip
-                    mine = [F32(0.0), F32(0.0)]  # its state is held at its start
-                else:
-                    if cutlass.const_expr(not self.plan.boundary):
-                        if tokens == 1:
-                            self.tell_sums(at, s, sums, half, lane, rank, share)
-                    if cutlass.const_expr(not self.plain_rows):
-                        tile = self.score_tile(stage, sp, w, lane)
-                        self.keep_scores(tile, stage, sl, sb, by, w, lane)
-                # The inputs are read: the next ones.  Before the scores, where registers allow it:
-                # a turn is short for what comes from device memory.
-                ops.sync_warp()
-                if later < count:
-                    self.fetch(Q, K, G, later, rows, first, own, tokens, half, lane, pitch, cursor)
-                    if w == 0:
-                        beta = self.strengths(B, row + later * BT, min(rows, BT), h, lane)
-                cute.arch.cp_async_commit_group()
-                if cutlass.const_expr(self.plain_rows):
-                    if steep == 0:
-                        tile = self.score_tile(stage, sp, w, lane)
-                        self.keep_scores(tile, stage, sl, sb, by, w, lane)
-                ops.sync_group(number)
-                if w == group:  # not the same one in each group: it weighs on one scheduler
-                    self.invert(sl, sx, sb, lane)
-            if (
-                cutlass.const_expr(not self.plan.boundary) and tokens == 0
-            ):  # decay from the last chunk's middle to this one's
-                total = mine
-                if c > 0:
-                    before, before_parity = s - 1, parity
-                    if s == 0:
-                        before, before_parity = I32(stages - 1), parity ^ 1
-                    ops.bar_wait(sums + 8 * before, before_parity)
-                    last = op.load_f32x2(at + before * 512 + channel * 4, self.plan.off_sum)
-                    total = [total[i] + last[i] for i in range(2)]
-                x = ops.opaque(channel)  # not worth a register
-                place = x // 16 * 16 + x // 2 % 4 * 4 + x // 8 % 2 * 2
-                op.store_f32x2(
-                    stage + place * 4, op.exp2(total[0]), op.exp2(total[1]), layout.off_e
-                )
-            if c < count:
-                cute.arch.cp_async_wait_group(1)  # the values
-                ops.sync_group(number)
-                if cutlass.const_expr(self.plan.boundary):
-                    self.apply_boundary(stage, sx, sv, st, steep, w, lane)
-                else:
-                    self.apply_middle(stage, sx, sv, w, lane)
-            ops.fence_async()
-            ops.sync_warp()
-            if lane == 0:
-                ops.bar_arrive(full + 8 * s)
-            if later < count and tokens == 1:
-                self.fetch_values(V, later, rows, first, sv, half, lane, pitch, cursor)
-            cute.arch.cp_async_commit_group()
+                if tokens == 0:
+                    self.put_decay(at, b, c, s, parity, [F32(0.0), F32(0.0)])
+            self.publish(at, b, s, share)
             if cutlass.const_expr(share):
-                ops.sync_group(number)  # the whole chunk is there
-                if lane == 0:
-                    self.send_quarter(at, s, full, rank ^ 1, w)
-                ops.sync_warp()
-            s = s + turn
-            if s >= stages:
-                s = s - stages
-                parity = parity ^ 1
+                self.send_chunk(at, b, s)
+
+    @cute.jit
+    def chunk(
+        self, Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share: cutlass.Constexpr
+    ):  # fmt: skip
+        """Chunk ``c`` into stage ``s``; returns ``c, s, parity, cursor`` of the builder's next."""
+        plan = self.plan
+        tokens, half, w, lane = b.tokens, b.half, b.w, b.lane
+        sg, sk, sq, sv = (b.own + x for x in (0, 8192, 12288, 16384))
+        sl, sx, sb = (b.own + x for x in (20480, 22528, 23040))
+        sp = b.own + 23552  # boundary frame only: qR and kC
+        st = b.own + (23552 + 8192 * plan.boundary)  # sums of halves, or exponentials of them
+        number = b.group + 1
+        stage = at + s * plan.stage
+        self.await_stage(at, b, c, s, parity)
+        width = 2 if plan.boundary else 4
+        active = self.gate_constants(G, b.h, b.first_channel, width)
+        cute.arch.cp_async_wait_group(1)  # all but the values
+        ops.sync_warp()
+        if cutlass.const_expr(self.options.raw_gate):
+            self.blank(sg, b.end - b.row - c * BT, tokens, half, lane)
+        if cutlass.const_expr(self.options.l2norm):
+            self.squares(sk, sq, sb, tokens, half, lane)
+        if cutlass.const_expr(plan.boundary):
+            mine, steep = self.boundary_rows(
+                sg, sk, sq, sp, st, stage, number, tokens, half, b.channel, lane, active
+            )
+            ops.sync_group(number)
+        else:
+            mine = self.middle_rows(sg, sk, sq, stage, s, at, tokens, half, b.channel, lane, active)
+            steep = self.vote(number, mine)
+        if cutlass.const_expr(not plan.boundary):
+            op.store32(at + s * 16, steep, plan.off_steep)  # the same from everybody
+        by = self.row_factors(at, s, sb, scale, w, lane)
+        if steep > 0:
+            self.steep_chunk(
+                G, sg, sk, sq, sp, st, stage, s, b.sums, at, b.h, sl, sb, by, number, mine,
+                b.channel, tokens, half, w, lane, b.rank, share,
+            )  # fmt: skip
+            mine = [F32(0.0), F32(0.0)]  # its state is held at its start
+        else:
+            if cutlass.const_expr(not plan.boundary):
+                if tokens == 1:
+                    self.tell_sums(at, s, b.sums, half, lane, b.rank, share)
+            if cutlass.const_expr(not self.plain_rows):
+                tile = self.score_tile(stage, sp, w, lane)
+                self.keep_scores(tile, stage, sl, sb, by, w, lane)
+        # The inputs are read: the next ones.  Before the scores, where registers allow it:
+        # a turn is short for what comes from device memory.
+        ops.sync_warp()
+        later, beta = c + b.turn, self.no_strength
+        rows = b.end - b.row - later * BT
+        if cutlass.const_expr(self.plain_rows):
+            step = I64(b.pitch) * (2 * BT * b.turn)
+            cursor = (cursor[0] + 2 * step, cursor[1] + step, *cursor[2:])
+        if later < b.count:
+            self.fetch(Q, K, G, later, rows, b.first, b.own, tokens, half, lane, b.pitch, cursor)
+            if w == 0:
+                beta = self.strengths(B, b.row + later * BT, min(rows, BT), b.h, lane)
+        cute.arch.cp_async_commit_group()
+        if cutlass.const_expr(self.plain_rows):
+            if steep == 0:
+                tile = self.score_tile(stage, sp, w, lane)
+                self.keep_scores(tile, stage, sl, sb, by, w, lane)
+        ops.sync_group(number)
+        if w == b.group:  # not the same one in each group: it weighs on one scheduler
+            self.invert(sl, sx, sb, lane)
+        if cutlass.const_expr(not plan.boundary):
+            if tokens == 0:
+                self.put_decay(at, b, c, s, parity, mine)
+        cute.arch.cp_async_wait_group(1)  # the values
+        ops.sync_group(number)
+        if cutlass.const_expr(plan.boundary):
+            self.apply_boundary(stage, sx, sv, st, steep, w, lane)
+        else:
+            self.apply_middle(stage, sx, sv, w, lane)
+        self.publish(at, b, s, share)
+        if w == 0:  # what has waited for it is behind the group's last barrier
+            self.put_strengths(sb, beta, lane)
+        if later < b.count and tokens == 1:
+            self.fetch_values(V, later, rows, b.first, sv, half, lane, b.pitch, cursor)
+        cute.arch.cp_async_commit_group()
+        if cutlass.const_expr(share):
+            self.send_chunk(at, b, s)
+        c = later
+        s = s + b.turn
+        if s >= plan.stages:
+            s = s - plan.stages
+            parity = parity ^ 1
+        return c, s, parity, cursor
+
+    def put_strengths(self, sb, beta, lane):
+        """Leave what :meth:`.fused_load.Load.strengths` gave to the group; there is room for 32."""
+        op.store_f32(sb + lane * 4, self.activated(beta))
+
+    @cute.jit
+    def await_stage(self, at, b, c, s, parity):
+        """Until stage ``s`` may be written."""
+        ops.bar_wait(b.empty + 8 * s, parity ^ 1)
+        if cutlass.const_expr(not self.plan.boundary):
+            if c >= self.plan.stages and b.tokens == 1:
+                # The chunk behind the one that stood here needs its gate sums until it is
+                # published; its builder may be another, and late.
+                after, after_parity = s + 1, parity ^ 1
+                if s + 1 == self.plan.stages:
+                    after, after_parity = I32(0), parity
+                ops.bar_wait(b.full + 8 * after, after_parity)
+
+    @cute.jit
+    def put_decay(self, at, b, c, s, parity, mine):
+        """The decay from the last chunk's middle to this one's; ``mine`` is the sum of the first
+        half.  Warps of a first half."""
+        total = mine
+        if c > 0:
+            before, before_parity = s - 1, parity
+            if s == 0:
+                before, before_parity = I32(self.plan.stages - 1), parity ^ 1
+            ops.bar_wait(b.sums + 8 * before, before_parity)
+            last = op.load_f32x2(at + before * 512 + b.channel * 4, self.plan.off_sum)
+            total = [total[i] + last[i] for i in range(2)]
+        x = ops.opaque(b.channel)  # not worth a register
+        place = (x & 112) + (x & 6) * 2 + (x >> 2 & 2)
+        stage = at + s * self.plan.stage
+        op.store_f32x2(
+            stage + place * 4, op.exp2(total[0]), op.exp2(total[1]), self.plan.layout.off_e
+        )
+
+    @cute.jit
+    def publish(self, at, b, s, share: cutlass.Constexpr):
+        """Let the scan have stage ``s``."""
+        ops.fence_async()
+        ops.sync_warp()
+        if b.lane == 0:
+            ops.bar_arrive(b.full + 8 * s)
+
+    @cute.jit
+    def send_chunk(self, at, b, s):
+        """Let the scan of the other CTA have stage ``s``."""
+        ops.sync_group(b.group + 1)  # the whole chunk is there
+        if b.lane == 0:
+            self.send_quarter(at, s, b.full, b.rank ^ 1, b.w)
+        ops.sync_warp()
 
     @cute.jit
     def fetch_ahead(self, Q, K, V, G, at, row, end, h, H, warp_id, lane):
@@ -269,9 +356,10 @@ class Build(Steep):
         else:
             g_at, k_at, to_q, _ = cursor
             lane = ops.opaque(lane)  # targets are found anew each time: registers are short
-            g_row, k_row = tokens * 8 + lane // 16, tokens * 8 + lane // 8
-            g_dst = own + g_row * 512 + (half * 256 + lane % 16 * 16)
-            k_dst = own + 8192 + k_row * 256 + (half * 128 + lane % 8 * 16)
+            # Shifts: of an opaque number it is not known that it is not negative.
+            g_row, k_row = tokens * 8 + (lane >> 4), tokens * 8 + (lane >> 3)
+            g_dst = own + g_row * 512 + (half * 256 + (lane & 15) * 16)
+            k_dst = own + 8192 + k_row * 256 + (half * 128 + (lane & 7) * 16)
             step = I64(pitch) * 8
             if rows >= BT:
                 for i in cutlass.range_constexpr(4):
@@ -296,8 +384,8 @@ class Build(Steep):
         else:
             v_at = cursor[1] + cursor[3]
             lane = ops.opaque(lane)
-            row = lane // 8
-            dst = sv + half * 2048 + row * 128 + ((lane % 8) ^ row) * 16
+            row = lane >> 3
+            dst = sv + half * 2048 + row * 128 + ((lane & 7) ^ row) * 16
             for i in cutlass.range_constexpr(4):
                 size = op.select(row + 4 * i < rows, I32(16), I32(0))
                 ops.copy16(dst ^ (64 * (i % 2)), v_at + I64(pitch) * (8 * i), size, 4 * i * 128)
@@ -533,7 +621,7 @@ class Build(Steep):
         cancels.
         """
         lane = ops.opaque(lane)
-        block, j = lane // 8 % 2, lane % 8
+        block, j = lane >> 3 & 1, lane & 7
         home = sl + block * (8 * LOWER_PITCH * 4 + 8 * 4)
         x = [op.select(j == 0, F32(1.0), F32(0.0))]
         for i in range(1, 8):
@@ -547,11 +635,11 @@ class Build(Steep):
         # The blocks' columns in fp32, behind L, for other lanes to read.
         columns = sl + BT * LOWER_PITCH * 4
         for i in range(0, 8, 4):
-            op.store_f32x4(columns + lane % 16 * 32, x[i : i + 4], i * 4)
+            op.store_f32x4(columns + (lane & 15) * 32, x[i : i + 4], i * 4)
         ops.sync_warp()
         # The left operands' rows 8 to 15 stay 0.  The order of a summation index is free: that of
         # the second product is what the first one leaves in a lane.
-        t, r = lane % 4, lane // 4
+        t, r = lane & 3, lane >> 2
         zero = F32(0.0)
         left = [op.load_f32(columns + 256 + t * 32 + r * 4, 128 * i) for i in range(2)]
         place = sl + (t * LOWER_PITCH + r) * 4
@@ -568,7 +656,7 @@ class Build(Steep):
             [op.to_tf32(y) for y in right],
         )
         ops.sync_warp()  # with l2norm, the second X replaces the columns
-        own = self.factors(sb, lane % 16)
+        own = self.factors(sb, lane & 15)
         scale, target = own[0][0], sx
         if self.options.l2norm:
             scale = op.select(lane < 16, scale, own[1][0])
@@ -576,7 +664,7 @@ class Build(Steep):
         for i in range(8):
             place = (block * 8 + i) * 32 + (block ^ (i // 4)) * 16 + j * 2
             op.store_bf16(target + place, x[i] * scale)
-        place = sx + r * 32 + (r // 4) * 16 + t * 4
+        place = sx + r * 32 + (r >> 2) * 16 + t * 4
         pairs = zip(self.factors(sb, t * 2), self.factors(sb, t * 2 + 1), strict=True)
         for (first, back), (second, _) in pairs:
             there = place - back

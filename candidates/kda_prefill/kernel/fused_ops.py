@@ -78,7 +78,7 @@ def sync_group_below(number, x, bound):
     """:func:`sync_group`; 1 for everybody if anybody's ``x`` is less than ``bound``, else 0."""
     return op.ptx(
         "{ .reg .pred p, q; setp.lt.f32 q, {$r1}, {$r2}; bar.red.or.pred p, {$r0}, 128, q;"
-        " selp.b32 {$w0}, 1, 0, p; }",
+        " vote.sync.ballot.b32 {$w0}, p, 0xffffffff; and.b32 {$w0}, {$w0}, 1; }",
         [I32],
         [number, x, bound],
     )
