@@ -398,10 +398,12 @@ class Build(Steep):
         channels, for four exchanges with the lane that has the other tokens.
         """
         layout = self.plan.layout
+        # Addresses are a warp's own number and one of the lane, which is exchanged by pieces alone.
         late, quad = lane // 16, lane % 16
         gates, own = [], [F32(0.0) for _ in range(4)]
-        source = self.gate_source(sg, tokens, half * 64 + quad * 4)
-        source = source + late * (4 * HEAD * self.options.gate_bytes)
+        inside = late * 1024 + quad * 8
+        source = sg + (tokens * 2048 + half * 128) * (self.options.gate_bytes // 2)
+        source = source + inside * (self.options.gate_bytes // 2)
         for r in cutlass.range_constexpr(4):
             own = self.add_gates(self.load_gates(source, r, 4), active, own)
             gates.append(tuple(own))
@@ -416,12 +418,11 @@ class Build(Steep):
             back = op.select(late > 0, own[i], both[i])
             on = op.select(late > 0, other[i], F32(0.0))
             shift.append(op.select(tokens == 0, -back, on))
-        first = tokens * 8 + late * 4
-        k_at = sk + first * 256 + (half * 128 + quad * 8)
+        k_at = sk + (tokens * 2048 + half * 128) + inside
         q_at = k_at + (sq - sk)
-        place = tokens * 1024 + late * 512 + ((quad * 8) ^ (late * 64))
-        wide = stage + half * layout.block_q + place
-        thin = stage + half * (BT * 128) + place
+        place = late * 512 + ((quad * 8) ^ (late * 64))
+        wide = stage + (half * layout.block_q + tokens * 1024)
+        thin = stage + (half * (BT * 128) + tokens * 1024)
         keys, queries = [], []
         for r in cutlass.range_constexpr(4):
             if cutlass.const_expr(r % 2 == 0):  # of two tokens at once: latency, and registers
@@ -433,7 +434,7 @@ class Build(Steep):
             x = [gates[r][i] + shift[i] for i in range(4)]
             up = [op.exp2(y) for y in x]
             down = [op.exp2(-y) for y in x]
-            there, column = (wide ^ (r << 4)), (thin ^ (r << 4))
+            there, column = wide + (place ^ (r << 4)), thin + (place ^ (r << 4))
             pairs = lambda a, b: [op.pack(a[i] * b[i], a[i + 1] * b[i + 1]) for i in (0, 2)]
             ops.store_shared64(there, pairs(k, up), r * 128)
             ops.store_shared64(there, pairs(q, up), layout.off_q + r * 128)
@@ -538,16 +539,17 @@ class Build(Steep):
             queries, columns, q_block = stage + layout.off_q, stage + layout.off_k, layout.block_q
         if query > 0:
             a, a_next = queries, queries + q_block
+        # Pieces of a row are exchanged in the lane's part of an address alone.
         place = lane % 16 * 128 + (((lane // 16) ^ (lane % 8)) << 4)
-        a, a_next = a + place, a_next + place
-        b = columns + (right * 8 + lane % 8) * 128 + (((lane // 8) ^ (lane % 8)) << 4)
+        b = columns + right * 1024
+        column = lane % 8 * 128 + (((lane // 8) ^ (lane % 8)) << 4)
         even, odd = op.zeros(), op.zeros()
         for channels in cutlass.range_constexpr(0, HEAD, 32):
             side, x = channels // 64, channels % 64 * 2
             rows = a_next if side else a
-            cols = op.ldmatrix(b ^ x, side * (BT * 128))
-            even = op.mma(even, op.ldmatrix(rows ^ x), cols[:2])
-            odd = op.mma(odd, op.ldmatrix(rows ^ (x + 32)), cols[2:])
+            cols = op.ldmatrix(b + (column ^ x), side * (BT * 128))
+            even = op.mma(even, op.ldmatrix(rows + (place ^ x)), cols[:2])
+            odd = op.mma(odd, op.ldmatrix(rows + (place ^ (x + 32))), cols[2:])
         return [even[i] + odd[i] for i in range(4)]
 
     @cute.jit
@@ -585,16 +587,15 @@ class Build(Steep):
             self.factor(sx, w) + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16
         )
         left = [x ^ sign for x in left]
-        row = lane % 8 + lane // 8 % 2 * 8
-        places = [row * 128 + (((2 * slab + lane // 16) ^ (lane % 8)) << 4) for slab in range(4)]
-        slabs = [op.ldmatrix(source + place, transpose=True) for place in places]
+        place = lane % 16 * 128 + (((lane // 16) ^ (lane % 8)) << 4)
+        slabs = [op.ldmatrix(source + (place ^ (s << 5)), transpose=True) for s in range(4)]
         ops.sync_warp()  # W replaces its source
         for slab in cutlass.range_constexpr(4):
             right, out = slabs[slab], []
             for i in cutlass.range_constexpr(2):
                 acc = op.mma(op.zeros(), left, right[2 * i : 2 * i + 2])
                 out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
-            op.stmatrix(target + places[slab], out)
+            op.stmatrix(target + (place ^ (slab << 5)), out)
 
     def factor(self, sx, w):
         """Where X diag(beta) lies that a warp multiplies by: keys not normalised, U has its own."""
