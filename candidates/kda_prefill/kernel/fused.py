@@ -23,6 +23,8 @@ this drops nothing that counts; where it does not, it becomes part of an exact s
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -34,13 +36,18 @@ from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_exact import (
+    AGAIN,
+    AS_GUESSED,
     BEGINS,
     CARRY,
     CONTINUES,
     FINAL,
     FREE,
+    GUESS,
     MAP,
+    NOTHING,
     NOWHERE,
+    PAIR,
 )
 from candidates.kda_prefill.kernel.fused_guard import Guard
 from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
@@ -53,6 +60,33 @@ from candidates.kda_prefill.kernel.step import product
 __all__ = ["Fused"]
 
 BF16, I32 = op.BF16, op.I32
+
+
+class Piece(NamedTuple):
+    """A piece of a sequence of one head.
+
+    Attributes
+    ----------
+    n, h, p
+        Sequence, head, which of its pieces.
+    row0, row1, chunks, parts
+        Rows of the sequence, its chunks, and its pieces as many as there are.
+    begin, stop
+        First chunk, and past the last.
+    there
+        Whether it exists.
+    """
+
+    n: Any
+    h: Any
+    p: Any
+    row0: Any
+    row1: Any
+    chunks: Any
+    parts: Any
+    begin: Any
+    stop: Any
+    there: Any
 
 
 class Fused(Guard, Build, Scanning):
@@ -191,171 +225,198 @@ class Fused(Guard, Build, Scanning):
         own = cta
         if pieces > 1:
             own = pair_id * 2
-        n, h, p = own // pieces // H, own // pieces % H, own % pieces
+        a = self.piece(CU, own, pieces, N, T, H)
+        b = a
+        if pieces > 1:
+            b = self.piece(CU, own + 1, pieces, N, T, H, a)
+        # What each CTA most likely does is begun before it is decided: its piece, from zero.
+        mine = a
+        if rank > 0 and pieces > 1:
+            mine = b
+        guess = max(mine.begin - SHORT, 0)
+        for m in (mma_t, mma_w, mma_s):
+            m.set(warpgroup.Field.ACCUMULATE, True)
+        if warp_id < SCAN_WARPS:
+            choice = I32(NOTHING)
+            if pieces == 1:
+                if a.there:
+                    choice = I32(AS_GUESSED)
+                    if tidx == 0:
+                        self.put_job(
+                            at, 0, (a.n, a.h, a.row0, a.row1, I32(0), a.chunks, I32(0), I32(3),
+                                    I32(0), I32(FINAL), I32(0)),
+                        )  # fmt: skip
+            else:
+                choice = self.decide(
+                    K, G, B, X, at, a, b, guess, own, total, H, cta, rank, warp_id, lane
+                )
+            if tidx == 0:
+                self.put_choice(at, choice)
+            cute.arch.sync_threads()
+            cute.arch.setmaxregister_increase(plan.scan_registers)
+            choice = cute.arch.make_warp_uniform(choice)
+            rest = (S0, O, S, X, scale, base, total, tidx, warp_id, lane, mma_t, mma_w, mma_s)
+            if choice < PAIR:  # first, so that its code follows
+                if choice == AGAIN:
+                    self.begin_anew(at, warp_id, lane)
+                if choice > NOTHING:
+                    self.scan_job(0, *rest, False)
+            else:
+                for j in cutlass.range(choice - PAIR + 1, unroll=1):
+                    self.begin_again(at, warp_id, lane)
+                    self.scan_job(j, *rest, True)
+                ops.sync_cluster()  # nobody leaves while its shared memory may be written
+        else:
+            cute.arch.setmaxregister_decrease(plan.build_registers)
+            if warp_id == SCAN_WARPS:
+                if lane == 0:
+                    self.put_job(
+                        at, GUESS, (mine.n, mine.h, mine.row0, mine.row1, guess, mine.stop - guess)
+                    )
+            ops.sync_builders(128 * plan.builders)  # the ring has begun, too
+            rest = (Q, K, V, G, B, scale, at, H, rank, warp_id, lane)
+            number = I32(GUESS)
+            if not mine.there:
+                self.await_choice(at)
+                number = I32(-1)
+            while number >= 0:
+                self.build(*rest, number, False)
+                choice = self.choice(at)
+                if choice == AGAIN and number == GUESS:
+                    self.begin_anew(at, warp_id, lane)
+                    number = I32(0)
+                else:
+                    number = I32(-1)
+            choice = self.choice(at)
+            if choice >= PAIR:
+                for j in cutlass.range(choice - PAIR + 1, unroll=1):
+                    self.begin_again(at, warp_id, lane)
+                    self.build(*rest, j, True)
+                ops.sync_cluster()
+
+    @cute.jit
+    def piece(self, CU, number, pieces, N, T, H, before=None):
+        """Piece ``number`` of all; ``before`` is the one in front of it, if that is at hand."""
+        n, h, p = number // pieces // H, number // pieces % H, number % pieces
         row0, row1 = I32(0), I32(0)
-        if n < N:
+        if cutlass.const_expr(before is not None):
+            row0, row1 = before.row0, before.row1
+            if n != before.n:
+                row0, row1 = I32(0), I32(0)
+                if n < N:
+                    row0, row1 = bounds(CU, n, T)
+        elif n < N:
             row0, row1 = bounds(CU, n, T)
         row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
         chunks = (row1 - row0 + BT - 1) // BT
         parts = max(min(pieces, chunks // 2), 1)
-        begin, stop = chunks * p // parts, chunks * min(p + 1, parts) // parts
-        jobs, pair = I32(0), I32(0)
-        ahead_row, ahead_h = I32(-1), I32(0)
-        if pieces == 1:
-            if n < N:
-                jobs = I32(1)
-                if warp_id == 0:
-                    if lane == 0:
-                        self.put_job(
-                            at, 0, (n, h, row0, row1, I32(0), chunks, I32(0), I32(3), I32(0),
-                                    I32(FINAL), I32(0)),
-                        )  # fmt: skip
-        else:
-            n_b, h_b = (own + 1) // pieces // H, (own + 1) // pieces % H
-            p_b = (own + 1) % pieces
-            row0_b, row1_b = row0, row1
-            if n_b != n:
-                row0_b, row1_b = I32(0), I32(0)
-                if n_b < N:
-                    row0_b, row1_b = bounds(CU, n_b, T)
-            row0_b = cute.arch.make_warp_uniform(row0_b)
-            row1_b = cute.arch.make_warp_uniform(row1_b)
-            chunks_b = (row1_b - row0_b + BT - 1) // BT
-            parts_b = max(min(pieces, chunks_b // 2), 1)
-            begin_b = chunks_b * min(p_b, parts_b) // parts_b
-            stop_b = chunks_b * min(p_b + 1, parts_b) // parts_b
-            there, there_b = n < N and p < parts, n_b < N and p_b < parts_b
-            same = p_b > 0
-            asked = (
-                (row0, h, begin, there and p > 0),
-                (row0, h, begin_b, same and there_b),
-                (row0_b, h_b, stop_b, there_b and p_b + 1 < parts_b),
-            )
-            # What each CTA most likely begins with is on its way while it decides.
-            wanted, first, first_row, end, ahead_h = there, begin, row0, row1, h
-            if rank > 0:
-                wanted, first, first_row, end, ahead_h = there_b, begin_b, row0_b, row1_b, h_b
-            if wanted:
-                ahead_row = first_row + max(first - SHORT, 0) * BT
-                if warp_id >= SCAN_WARPS:
-                    self.fetch_ahead(Q, K, V, G, at, ahead_row, end, ahead_h, H, warp_id, lane)
-            left, inner, right = I32(0), I32(0), I32(0)
-            if asked[0][3] or asked[1][3] or asked[2][3]:
-                left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
-            exact, merged = left < 0, same and inner < 0
-            flag = I32(FREE)
-            if rank == 0:
-                if exact:
-                    flag = I32(BEGINS)
-            elif merged:
-                flag = I32(CONTINUES)
-            # What each CTA does: its own piece; or both a, or a and b as one, and then b.
-            jobs = I32(1)
-            first_b, role = rank > 0, I32(3)
-            is_map = I32(0)
-            if exact or merged:
-                pair, first_b = I32(1), rank > 1
-                role = I32(1) << rank
-                if exact:
-                    role, is_map = I32(3), rank
-                if there_b and not merged:
-                    jobs = I32(2)
-            elif not there_b and rank > 0:
-                jobs = I32(0)
-            elif not there and rank == 0:
-                jobs = I32(0)
-            if warp_id == 0:
-                if lane == 0:
-                    self.put_flag(X, cta, flag)
-                    end_a, from_a = stop, begin - max(left, 0)
-                    target = I32(NOWHERE)
-                    if merged:
-                        end_a = stop_b
-                        if right < 0:
-                            target = I32(CARRY)
-                    if end_a == chunks:
-                        target = I32(FINAL)
-                    if exact:
-                        target = I32(CARRY)
-                        if rank > 0:
-                            target = I32(MAP)
-                    entries = Scratch(total)
-                    entry = entries.entries + own * entries.ENTRY
-                    job_a = (
-                        n, h, row0, row1, from_a, end_a - from_a, begin - from_a, role, is_map,
-                        target, entry,
-                    )  # fmt: skip
-                    from_b = begin_b
-                    if same:
-                        from_b = begin_b - max(inner, 0)
-                    target_b = I32(NOWHERE)
-                    if right < 0:
-                        target_b = I32(CARRY)
-                    if stop_b == chunks_b:
-                        target_b = I32(FINAL)
-                    role_b = I32(3)
-                    if pair > 0:
-                        role_b = I32(1) << rank
-                    job_b = (
-                        n_b, h_b, row0_b, row1_b, from_b, stop_b - from_b, begin_b - from_b,
-                        role_b, I32(0), target_b, entry + entries.ENTRY,
-                    )  # fmt: skip
-                    if first_b:
-                        self.put_job(at, 0, job_b)
-                    else:
-                        self.put_job(at, 0, job_a)
-                    self.put_job(at, 1, job_b)
-            jobs = cute.arch.make_warp_uniform(jobs)
-            pair = cute.arch.make_warp_uniform(pair)
-        for m in (mma_t, mma_w, mma_s):
-            m.set(warpgroup.Field.ACCUMULATE, True)
-        cute.arch.sync_threads()
-        rest = (
-            Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
-            mma_t, mma_w, mma_s,
-        )  # fmt: skip
-        if pair == 0:  # first, so that its code follows
-            if jobs > 0:
-                self.work(jobs, *rest, (ahead_row, ahead_h), False)
-        else:
-            self.begin_pair(at, warp_id, lane)
-            self.work(jobs, *rest, (ahead_row, ahead_h), True)
-            ops.sync_cluster()  # nobody leaves while its shared memory may be written
+        begin = chunks * min(p, parts) // parts
+        stop = chunks * min(p + 1, parts) // parts
+        there = n < N and p < parts
+        return Piece(n, h, p, row0, row1, chunks, parts, begin, stop, there)
 
     @cute.jit
-    def work(
-        self, jobs, Q, K, V, G, B, S0, O, S, X, scale, base, H, total, rank, tidx, warp_id, lane,
-        mma_t, mma_w, mma_s, ahead, share: cutlass.Constexpr,
-    ):  # fmt: skip
-        """Up to two jobs of a pair, or the one of a CTA of its own, in code that knows no pairs."""
-        at = base.toint()
-        if cutlass.const_expr(not share):
-            jobs = 1
-        if warp_id < SCAN_WARPS:
-            cute.arch.setmaxregister_increase(self.plan.scan_registers)
-            for j in cutlass.range(jobs, unroll=1):
-                if cutlass.const_expr(share):
-                    if j > 0:
-                        self.begin_again(at, warp_id, lane)
-                job = self.get_job(at, j)
-                busy = I32(1)
-                if cutlass.const_expr(share):
-                    busy = cute.arch.make_warp_uniform((job[7] >> warp_id // 4) & 1)
-                if busy == 0:
-                    self.pass_on(at, job[5], lane, share)
-                else:
-                    self.scan(
-                        S0, O, S, X, scale, base, j, total, tidx, warp_id, mma_t, mma_w, mma_s,
-                        share,
-                    )  # fmt: skip
+    def decide(self, K, G, B, X, at, a, b, guess, own, total, H, cta, rank, warp_id, lane):
+        """What the CTA does, by the bounds at three boundaries; scanning warps.
+
+        Leaves its jobs in shared memory and its flag in the scratch.
+        """
+        same = b.p > 0
+        asked = (
+            (a.row0, a.h, a.begin, a.there and a.p > 0),
+            (a.row0, a.h, b.begin, same and b.there),
+            (b.row0, b.h, b.stop, b.there and b.p + 1 < b.parts),
+        )
+        left, inner, right = I32(0), I32(0), I32(0)
+        if asked[0][3] or asked[1][3] or asked[2][3]:
+            left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
+        exact, merged = left < 0, same and inner < 0
+        flag = I32(FREE)
+        if rank == 0:
+            if exact:
+                flag = I32(BEGINS)
+        elif merged:
+            flag = I32(CONTINUES)
+        # Its own piece; or both a, or a and b as one, and then b.
+        from_a, from_b = a.begin - max(left, 0), b.begin
+        if same:
+            from_b = b.begin - max(inner, 0)
+        choice = I32(AS_GUESSED)
+        first_b, role, is_map = rank > 0, I32(3), I32(0)
+        if exact or merged:
+            choice, first_b = I32(PAIR), rank > 1
+            role = I32(1) << rank
+            if exact:
+                role, is_map = I32(3), rank
+            if b.there and not merged:
+                choice = I32(PAIR + 1)
+        elif rank > 0:
+            if from_b != guess:
+                choice = I32(AGAIN)
+            if not b.there:
+                choice = I32(NOTHING)
         else:
-            cute.arch.setmaxregister_decrease(self.plan.build_registers)
-            for j in cutlass.range(jobs, unroll=1):
-                if cutlass.const_expr(share):
-                    if j > 0:
-                        self.begin_again(at, warp_id, lane)
-                job = self.get_job(at, j)
-                self.build(Q, K, V, G, B, scale, at, job, H, rank, ahead, warp_id, lane, share)
+            if from_a != guess:
+                choice = I32(AGAIN)
+            if not a.there:
+                choice = I32(NOTHING)
+        if warp_id == 0:
+            if lane == 0:
+                self.put_flag(X, cta, flag)
+                end_a = a.stop
+                target = I32(NOWHERE)
+                if merged:
+                    end_a = b.stop
+                    if right < 0:
+                        target = I32(CARRY)
+                if end_a == a.chunks:
+                    target = I32(FINAL)
+                if exact:
+                    target = I32(CARRY)
+                    if rank > 0:
+                        target = I32(MAP)
+                entries = Scratch(total)
+                entry = entries.entries + own * entries.ENTRY
+                job_a = (
+                    a.n, a.h, a.row0, a.row1, from_a, end_a - from_a, a.begin - from_a, role,
+                    is_map, target, entry,
+                )  # fmt: skip
+                target_b = I32(NOWHERE)
+                if right < 0:
+                    target_b = I32(CARRY)
+                if b.stop == b.chunks:
+                    target_b = I32(FINAL)
+                role_b = I32(3)
+                if exact or merged:
+                    role_b = I32(1) << rank
+                job_b = (
+                    b.n, b.h, b.row0, b.row1, from_b, b.stop - from_b, b.begin - from_b, role_b,
+                    I32(0), target_b, entry + entries.ENTRY,
+                )  # fmt: skip
+                if first_b:
+                    self.put_job(at, 0, job_b)
+                else:
+                    self.put_job(at, 0, job_a)
+                self.put_job(at, 1, job_b)
+        return choice
+
+    @cute.jit
+    def scan_job(
+        self, number, S0, O, S, X, scale, base, total, tidx, warp_id, lane, mma_t, mma_w, mma_s,
+        share: cutlass.Constexpr,
+    ):  # fmt: skip
+        """A scanning warpgroup's part of a job."""
+        at = base.toint()
+        job = self.get_job(at, number)
+        busy = I32(1)
+        if cutlass.const_expr(share):
+            busy = cute.arch.make_warp_uniform((job[7] >> warp_id // 4) & 1)
+        if busy == 0:
+            self.pass_on(at, job[5], lane, share)
+        else:
+            self.scan(
+                S0, O, S, X, scale, base, number, total, tidx, warp_id, mma_t, mma_w, mma_s, share
+            )
 
 
 def in_one_row(X):

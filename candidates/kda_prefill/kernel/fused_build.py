@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from candidates.kda_prefill.kernel import fused_ops as ops
 from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.activate import LOG2E
+from candidates.kda_prefill.kernel.fused_exact import AS_GUESSED, GUESS
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,
@@ -75,19 +76,22 @@ class Build(Steep):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan
+    await_choice: Any  # of Exact, as the next
+    get_job: Any
 
     @cute.jit
     def build(
-        self, Q, K, V, G, B, scale, at, job, H, rank, ahead, warp_id, lane,
-        share: cutlass.Constexpr,
+        self, Q, K, V, G, B, scale, at, H, rank, warp_id, lane, number, share: cutlass.Constexpr
     ):  # fmt: skip
         """One of the building warpgroups: its turns among the chunks of a job.
 
         Of ``count`` chunks, ``group``, ``group + groups``, ... ; in a pair that shares chunks,
         of every second one.  Chunk ``count`` is virtual: it only carries the last decay.
-        ``ahead`` is the first row, and the head, of what :meth:`fetch_ahead` was asked for.
+
+        Of job number GUESS it is not decided yet whether this is what the CTA does: each group
+        builds its first chunk, and then asks.
         """
-        _, h, row0, end, start, count = job[:6]
+        _, h, row0, end, start, count, *_ = self.get_job(at, number)
         row = row0 + start * BT
         groups = self.plan.groups
         w = warp_id % 4
@@ -110,33 +114,38 @@ class Build(Steep):
             turn, c0 = 2 * groups, group * 2 + rank
         cursor = self.cursor(Q, K, V, G, c0, first, tokens, half, lane, pitch)
         rows = end - row - c0 * BT
-        missing = True
-        if cutlass.const_expr(not share):
-            missing = row != ahead[0] or h != ahead[1]
-        if missing:  # nothing may be on its way to where the next copies go
-            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)  # nothing is on its way to where the next copies go
         if c0 < count:
-            if missing:
-                self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
+            self.fetch(Q, K, G, c0, rows, first, own, tokens, half, lane, pitch, cursor)
             if w == 0:
                 beta = self.strengths(B, row + c0 * BT, min(rows, BT), h, lane)
                 self.put_strengths(own + 23040, beta, lane)
         cute.arch.cp_async_commit_group()
         if c0 < count and tokens == 1:
-            if missing:
-                self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
+            self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
         b = Builder(
             h, row, end, first, pitch, count, own, full, empty, sums, group, w, tokens, half, lane,
             channel, first_channel, rank, turn,
         )  # fmt: skip
         c, s, parity = c0, c0, I32(0)  # chunk, stage, and how often the ring went round, mod 2
-        while c < count:
-            c, s, parity, cursor = self.chunk(
-                Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
-            )
-        if c == count:
+        stop, more, asks = count, I32(1), I32(0)
+        if cutlass.const_expr(not share):
+            if number == GUESS:
+                stop, asks = min(c0 + 1, count), I32(1)
+        while more > 0:  # once, or twice: the loop inside is to know nothing of it
+            while c < stop:
+                c, s, parity, cursor = self.chunk(
+                    Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
+                )
+            more = asks
+            if cutlass.const_expr(not share):
+                if asks > 0:
+                    stop, asks = count, I32(0)
+                    if self.await_choice(at) != AS_GUESSED:
+                        stop = I32(-1)
+        if c == stop:
             self.await_stage(at, b, c, s, parity)
             if cutlass.const_expr(not self.plan.boundary):
                 if tokens == 0:
@@ -286,22 +295,6 @@ class Build(Steep):
         if b.lane == 0:
             self.send_quarter(at, s, b.full, b.rank ^ 1, b.w)
         ops.sync_warp()
-
-    @cute.jit
-    def fetch_ahead(self, Q, K, V, G, at, row, end, h, H, warp_id, lane):
-        """The first inputs of a builder, from ``row`` on, before it is known what it builds."""
-        w, group = warp_id % 4, warp_id // 4 - SCAN_WARPS // 4
-        tokens, half = w // 2, w % 2
-        own = at + (self.plan.off_group + group * self.plan.size_group)
-        pitch = H * HEAD
-        first = (I64(row) * H + h) * HEAD
-        if cutlass.const_expr(not self.plain_rows):
-            first, pitch = self.origin(K, G, row, h)
-        cursor = self.cursor(Q, K, V, G, group, first, tokens, half, lane, pitch)
-        rows = end - row - group * BT
-        self.fetch(Q, K, G, group, rows, first, own, tokens, half, lane, pitch, cursor)
-        if tokens == 1:
-            self.fetch_values(V, group, rows, first, own + 16384, half, lane, pitch, cursor)
 
     def cursor(self, Q, K, V, G, c, first, tokens, half, lane, pitch):
         """Addresses of a lane's first 16 bytes of gates and keys of chunk ``c``, and how far from

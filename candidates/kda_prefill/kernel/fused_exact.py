@@ -27,7 +27,17 @@ from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, SCAN_WARPS, Fuse
 from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.step import STATE_WORDS, narrow
 
-__all__ = ["BEGINS", "CONTINUES", "FREE", "Exact"]
+__all__ = [
+    "AGAIN",
+    "AS_GUESSED",
+    "BEGINS",
+    "CONTINUES",
+    "FREE",
+    "GUESS",
+    "NOTHING",
+    "PAIR",
+    "Exact",
+]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
 
@@ -36,6 +46,13 @@ FREE, BEGINS, CONTINUES = 0, 1, 2
 
 NOWHERE, FINAL, CARRY, MAP = 0, 1, 2, 3
 """Where a scan leaves its last state."""
+
+NOTHING, AS_GUESSED, AGAIN, PAIR = 0, 1, 2, 3
+"""What a CTA does: nothing; its own piece, as its builders began it, or from another chunk; one job
+with the other CTA of its pair, or, one more than that, two."""
+
+GUESS = 2
+"""Number of the job that builders begin before it is decided."""
 
 
 class Exact:
@@ -66,8 +83,20 @@ class Exact:
         ops.sync_cluster()
 
     @cute.jit
+    def begin_anew(self, at, warp_id, lane):
+        """Throw away what was built; a CTA alone.  All threads."""
+        cute.arch.sync_threads()
+        if warp_id == SCAN_WARPS:
+            if lane == 0:
+                for i in cutlass.range_constexpr(3 * self.plan.stages):
+                    ops.bar_end(at + (self.plan.off_bar + 8 * i))
+                self.begin_ring(at)
+            ops.sync_warp()
+        cute.arch.sync_threads()
+
+    @cute.jit
     def begin_again(self, at, warp_id, lane):
-        """Between a pair's jobs: nothing is in flight, then all barriers are new.  All threads."""
+        """Before a pair's jobs: nothing is in flight, then all barriers are new.  All threads."""
         ops.sync_cluster()
         if warp_id == SCAN_WARPS:
             if lane == 0:
@@ -109,6 +138,20 @@ class Exact:
             cute.arch.make_warp_uniform(ops.load_shared32(place, self.plan.off_jobs + 4 * i))
             for i in range(JOB_WORDS)
         ]
+
+    def put_choice(self, at, choice):
+        """Tell the builders what the CTA does; one thread, before all meet."""
+        op.store32(at, choice, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
+
+    def await_choice(self, at):
+        """Meet the scanning warps; what the CTA does."""
+        cute.arch.sync_threads()
+        return self.choice(at)
+
+    def choice(self, at):
+        """What the CTA does, once that is decided."""
+        word = ops.load_shared32(at, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
+        return cute.arch.make_warp_uniform(word)
 
     @cute.jit
     def put_flag(self, X, cta, flag):

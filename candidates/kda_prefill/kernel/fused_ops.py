@@ -31,9 +31,11 @@ __all__ = [
     "send_f32x2",
     "sqrt",
     "store_shared64",
+    "sync_builders",
     "sync_cluster",
     "sync_group",
     "sync_group_below",
+    "sync_scanners",
     "sync_warp",
 ]
 
@@ -72,6 +74,16 @@ def fence_async():
 def sync_group(number):
     """All 128 threads of a building warpgroup."""
     op.ptx("bar.sync {$r0}, 128;", inputs=[number])
+
+
+def sync_builders(threads):
+    """All building threads."""
+    op.ptx(f"bar.sync 4, {threads};")
+
+
+def sync_scanners():
+    """All 256 scanning threads."""
+    op.ptx("bar.sync 5, 256;")
 
 
 def sync_group_below(number, x, bound):

@@ -149,13 +149,13 @@ class FusedPlan:
 
     @property
     def off_jobs(self) -> int:
-        """Up to two jobs."""
+        """Up to two jobs, and one that is only guessed."""
         return self.off_guard + 192
 
     @property
     def off_bar(self) -> int:
         """Barriers: full, empty, sums known; one of each per stage."""
-        return self.off_jobs + 2 * 4 * JOB_WORDS
+        return self.off_jobs + 3 * 4 * JOB_WORDS
 
     @property
     def off_steep(self) -> int:
