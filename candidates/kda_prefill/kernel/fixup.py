@@ -95,6 +95,7 @@ class Fixup:
                 grid=((N * pieces * H + 1) // 2 * 2, 1, 1),
                 block=(_THREADS, 1, 1),
                 stream=stream,
+                use_pdl=True,
                 min_blocks_per_mp=1,
                 preferred_smem_carveout=100,
             )  # fmt: skip
@@ -126,6 +127,8 @@ class Fixup:
         )
         sM, sS = view(_OFF_MAPS, s_map), view(0, s_state)
 
+        # Launched as soon as the fused kernel has begun: what that writes is there from here on.
+        cute.arch.griddepcontrol_wait()
         flags = X.iterator.toint()
         begins, continues = self.flags(flags, pair)
         front = max(pair - 1 - lane, 0)

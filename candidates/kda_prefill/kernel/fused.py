@@ -209,6 +209,8 @@ class Fused(Guard, Build, Scanning):
         cta = cute.arch.block_idx()[0]
         rank, pair_id = cta % 2, cta // 2
 
+        # The fix-up may have its CTAs where and when these leave room; it waits for all of them.
+        cute.arch.griddepcontrol_launch_dependents()
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
