@@ -207,51 +207,35 @@ class Fused(Guard, Build, Scanning):
         N = CU.shape[0] - 1 if ragged else T // CU
         G = Gates(G, A_log, dt_bias, bound)
         cta = cute.arch.block_idx()[0]
-        rank, pair_id = cta % 2, cta // 2
 
         # The fix-up may have its CTAs where and when these leave room; it waits for all of them.
         cute.arch.griddepcontrol_launch_dependents()
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
-        if warp_id == SCAN_WARPS:
-            if lane == 0:
-                self.begin_ring(at)
-            cute.arch.sync_warp()
-        if cutlass.const_expr(ragged):
-            covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-            self.clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
-
-        # The pair's pieces: a, and b behind it, of the same chain or of the next.
-        total = N * H * pieces
-        own = cta
-        if pieces > 1:
-            own = pair_id * 2
-        a = self.piece(CU, own, pieces, N, T, H)
-        b = a
-        if pieces > 1:
-            b = self.piece(CU, own + 1, pieces, N, T, H, a)
-        # What each CTA most likely does is begun before it is decided: its piece, from zero.
-        mine = a
-        if rank > 0 and pieces > 1:
-            mine = b
+        # What each CTA most likely does is begun before it is decided: its own piece, from zero.
+        mine = self.piece(CU, cta, pieces, N, T, H)
         guess = max(mine.begin - SHORT, 0)
         for m in (mma_t, mma_w, mma_s):
             m.set(warpgroup.Field.ACCUMULATE, True)
         if warp_id < SCAN_WARPS:
+            total = N * H * pieces
             choice = I32(NOTHING)
             if pieces == 1:
-                if a.there:
+                if mine.there:
                     choice = I32(AS_GUESSED)
                     if tidx == 0:
                         self.put_job(
-                            at, 0, (a.n, a.h, a.row0, a.row1, I32(0), a.chunks, I32(0), I32(3),
-                                    I32(0), I32(FINAL), I32(0)),
+                            at, 0, (mine.n, mine.h, mine.row0, mine.row1, I32(0), mine.chunks,
+                                    I32(0), I32(3), I32(0), I32(FINAL), I32(0)),
                         )  # fmt: skip
             else:
                 choice = self.decide(
-                    K, G, B, X, at, a, b, guess, own, total, H, cta, rank, warp_id, lane
+                    CU, K, G, B, X, at, mine, pieces, guess, N, T, H, cta, warp_id, lane
                 )
+            if cutlass.const_expr(ragged):  # while the builders are busy
+                covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
+                self.clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
@@ -272,11 +256,12 @@ class Fused(Guard, Build, Scanning):
             cute.arch.setmaxregister_decrease(plan.build_registers)
             if warp_id == SCAN_WARPS:
                 if lane == 0:
+                    self.begin_ring(at)
                     self.put_job(
                         at, GUESS, (mine.n, mine.h, mine.row0, mine.row1, guess, mine.stop - guess)
                     )
-            ops.sync_builders(128 * plan.builders)  # the ring has begun, too
-            rest = (Q, K, V, G, B, scale, at, H, rank, warp_id, lane)
+            ops.sync_builders(128 * plan.builders)
+            rest = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
             number = I32(GUESS)
             if not mine.there:
                 self.await_choice(at)
@@ -297,32 +282,43 @@ class Fused(Guard, Build, Scanning):
                 ops.sync_cluster()
 
     @cute.jit
-    def piece(self, CU, number, pieces, N, T, H, before=None):
-        """Piece ``number`` of all; ``before`` is the one in front of it, if that is at hand."""
-        n, h, p = number // pieces // H, number // pieces % H, number % pieces
+    def piece(self, CU, number, pieces, N, T, H, near=None):
+        """Piece ``number`` of all; ``near`` is one beside it, if that is at hand."""
+        chain = over(number, pieces)
+        n = over(chain, H)
+        h, p = chain - n * H, number - chain * pieces
         row0, row1 = I32(0), I32(0)
-        if cutlass.const_expr(before is not None):
-            row0, row1 = before.row0, before.row1
-            if n != before.n:
+        if cutlass.const_expr(near is not None):
+            row0, row1 = near.row0, near.row1
+            if n != near.n:
                 row0, row1 = I32(0), I32(0)
                 if n < N:
                     row0, row1 = bounds(CU, n, T)
         elif n < N:
             row0, row1 = bounds(CU, n, T)
         row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
-        chunks = (row1 - row0 + BT - 1) // BT
-        parts = max(min(pieces, chunks // 2), 1)
-        begin = chunks * min(p, parts) // parts
-        stop = chunks * min(p + 1, parts) // parts
+        chunks = over(row1 - row0 + BT - 1, BT)
+        parts = max(min(pieces, over(chunks, 2)), 1)
+        begin = over(chunks * min(p, parts), parts)
+        stop = over(chunks * min(p + 1, parts), parts)
         there = n < N and p < parts
         return Piece(n, h, p, row0, row1, chunks, parts, begin, stop, there)
 
     @cute.jit
-    def decide(self, K, G, B, X, at, a, b, guess, own, total, H, cta, rank, warp_id, lane):
+    def decide(
+        self, CU, K, G, B, X, at, mine, pieces, guess, N, T, H, cta, warp_id, lane
+    ):  # fmt: skip
         """What the CTA does, by the bounds at three boundaries; scanning warps.
 
         Leaves its jobs in shared memory and its flag in the scratch.
         """
+        # The pair's pieces: a, and b behind it, of the same chain or of the next.
+        rank, total = cta % 2, N * H * pieces
+        own = cta - rank
+        other = self.piece(CU, cta + 1 - 2 * rank, pieces, N, T, H, mine)
+        a, b = mine, other
+        if rank > 0:
+            a, b = other, mine
         same = b.p > 0
         asked = (
             (a.row0, a.h, a.begin, a.there and a.p > 0),
@@ -419,6 +415,11 @@ class Fused(Guard, Build, Scanning):
             self.scan(
                 S0, O, S, X, scale, base, number, total, tidx, warp_id, mma_t, mma_w, mma_s, share
             )
+
+
+def over(x, y):
+    """x // y of numbers that are not negative, in half the instructions."""
+    return I32(cutlass.Uint32(x) // cutlass.Uint32(y))
 
 
 def in_one_row(X):
