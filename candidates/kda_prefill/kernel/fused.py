@@ -219,6 +219,7 @@ class Fused(Guard, Build, Scanning):
         for m in (mma_t, mma_w, mma_s):
             m.set(warpgroup.Field.ACCUMULATE, True)
         if warp_id < SCAN_WARPS:
+            cute.arch.setmaxregister_increase(plan.scan_registers)
             total = N * H * pieces
             choice = I32(NOTHING)
             if pieces == 1:
@@ -239,12 +240,12 @@ class Fused(Guard, Build, Scanning):
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
-            cute.arch.setmaxregister_increase(plan.scan_registers)
             choice = cute.arch.make_warp_uniform(choice)
             rest = (S0, O, S, X, scale, base, total, tidx, warp_id, lane, mma_t, mma_w, mma_s)
             if choice < PAIR:  # first, so that its code follows
-                if choice == AGAIN:
-                    self.begin_anew(at, warp_id, lane)
+                if cutlass.const_expr(self.guesses):
+                    if choice == AGAIN:
+                        self.begin_anew(at, warp_id, lane)
                 if choice > NOTHING:
                     self.scan_job(0, *rest, False)
             else:
@@ -262,19 +263,24 @@ class Fused(Guard, Build, Scanning):
                     )
             ops.sync_builders(128 * plan.builders)
             rest = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
-            number = I32(GUESS)
-            if not mine.there:
-                self.await_choice(at)
-                number = I32(-1)
-            while number >= 0:
-                self.build(*rest, number, False)
-                choice = self.choice(at)
-                if choice == AGAIN and number == GUESS:
-                    self.begin_anew(at, warp_id, lane)
-                    number = I32(0)
-                else:
+            if cutlass.const_expr(self.guesses):
+                number = I32(GUESS)
+                if not mine.there:
+                    self.await_choice(at)
                     number = I32(-1)
-            choice = self.choice(at)
+                while number >= 0:
+                    self.build(*rest, number, False)
+                    choice = self.choice(at)
+                    if choice == AGAIN and number == GUESS:
+                        self.begin_anew(at, warp_id, lane)
+                        number = I32(0)
+                    else:
+                        number = I32(-1)
+                choice = self.choice(at)
+            else:
+                choice = self.await_choice(at)
+                if choice > NOTHING and choice < PAIR:
+                    self.build(*rest, 0, False)
             if choice >= PAIR:
                 for j in cutlass.range(choice - PAIR + 1, unroll=1):
                     self.begin_again(at, warp_id, lane)

@@ -130,17 +130,22 @@ class Build(Steep):
             channel, first_channel, rank, turn,
         )  # fmt: skip
         c, s, parity = c0, c0, I32(0)  # chunk, stage, and how often the ring went round, mod 2
-        stop, more, asks = count, I32(1), I32(0)
-        if cutlass.const_expr(not share):
-            if number == GUESS:
-                stop, asks = min(c0 + 1, count), I32(1)
-        while more > 0:  # once, or twice: the loop inside is to know nothing of it
+        stop = count
+        if cutlass.const_expr(share or not self.guesses):
             while c < stop:
                 c, s, parity, cursor = self.chunk(
                     Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
                 )
-            more = asks
-            if cutlass.const_expr(not share):
+        else:
+            more, asks = I32(1), I32(0)
+            if number == GUESS:
+                stop, asks = min(c0 + 1, count), I32(1)
+            while more > 0:  # once, or twice: the loop inside is to know nothing of it
+                while c < stop:
+                    c, s, parity, cursor = self.chunk(
+                        Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
+                    )
+                more = asks
                 if asks > 0:
                     stop, asks = count, I32(0)
                     if self.await_choice(at) != AS_GUESSED:
@@ -411,6 +416,10 @@ class Build(Steep):
             back = op.select(late > 0, own[i], both[i])
             on = op.select(late > 0, other[i], F32(0.0))
             shift.append(op.select(tokens == 0, -back, on))
+        if cutlass.const_expr(self.options.gate == "safe"):
+            again = ops.opaque(lane)  # found anew: what activates gates holds registers
+            late, quad = again >> 4, again & 15
+            inside = late * 1024 + quad * 8
         k_at = sk + (tokens * 2048 + half * 128) + inside
         q_at = k_at + (sq - sk)
         place = late * 512 + ((quad * 8) ^ (late * 64))

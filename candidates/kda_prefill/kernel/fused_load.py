@@ -38,6 +38,12 @@ class Load(Activation):
     # ------------------------------------------------------------------------- addresses
 
     @property
+    def guesses(self) -> bool:
+        """Whether builders begin before it is decided what the CTA does: strides take the registers
+        that this needs."""
+        return self.options.compact
+
+    @property
     def plain_rows(self) -> bool:
         """Whether a row of every tensor is found by one number, and gates have 4 bytes."""
         return self.options.compact and self.options.gate_bytes == 4
