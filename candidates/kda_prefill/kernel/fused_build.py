@@ -230,13 +230,17 @@ class Build(Steep):
                 self.put_decay(at, b, c, s, parity, mine)
         cute.arch.cp_async_wait_group(1)  # the values
         ops.sync_group(number)
+        if cutlass.const_expr(not self.plain_rows):  # not held any longer: registers are short
+            if w == 0:
+                self.put_strengths(sb, beta, lane)
         if cutlass.const_expr(plan.boundary):
             self.apply_boundary(stage, sx, sv, st, steep, w, lane)
         else:
             self.apply_middle(stage, sx, sv, w, lane)
         self.publish(at, b, s, share)
-        if w == 0:  # what has waited for it is behind the group's last barrier
-            self.put_strengths(sb, beta, lane)
+        if cutlass.const_expr(self.plain_rows):
+            if w == 0:  # who reads the last ones is behind the group's last barrier
+                self.put_strengths(sb, beta, lane)
         if later < b.count and tokens == 1:
             self.fetch_values(V, later, rows, b.first, sv, half, lane, b.pitch, cursor)
         cute.arch.cp_async_commit_group()
