@@ -262,14 +262,14 @@ class Fused(Guard, Build, Scanning):
                         at, GUESS, (mine.n, mine.h, mine.row0, mine.row1, guess, mine.stop - guess)
                     )
             ops.sync_builders(128 * plan.builders)
-            rest = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
+            inputs = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
             if cutlass.const_expr(self.guesses):
                 number = I32(GUESS)
                 if not mine.there:
                     self.await_choice(at)
                     number = I32(-1)
                 while number >= 0:
-                    self.build(*rest, number, False)
+                    self.build(*inputs, number, False)
                     choice = self.choice(at)
                     if choice == AGAIN and number == GUESS:
                         self.begin_anew(at, warp_id, lane)
@@ -280,11 +280,11 @@ class Fused(Guard, Build, Scanning):
             else:
                 choice = self.await_choice(at)
                 if choice > NOTHING and choice < PAIR:
-                    self.build(*rest, 0, False)
+                    self.build(*inputs, 0, False)
             if choice >= PAIR:
                 for j in cutlass.range(choice - PAIR + 1, unroll=1):
                     self.begin_again(at, warp_id, lane)
-                    self.build(*rest, j, True)
+                    self.build(*inputs, j, True)
                 ops.sync_cluster()
 
     @cute.jit
