@@ -230,7 +230,9 @@ class Build(Steep):
                 self.put_decay(at, b, c, s, parity, mine)
         cute.arch.cp_async_wait_group(1)  # the values
         ops.sync_group(number)
-        if cutlass.const_expr(not self.plain_rows):  # not held any longer: registers are short
+        if cutlass.const_expr(
+            not self.plain_rows or plan.boundary
+        ):  # not held any longer: registers are short
             if w == 0:
                 self.put_strengths(sb, beta, lane)
         if cutlass.const_expr(plan.boundary):
@@ -238,7 +240,7 @@ class Build(Steep):
         else:
             self.apply_middle(stage, sx, sv, w, lane)
         self.publish(at, b, s, share)
-        if cutlass.const_expr(self.plain_rows):
+        if cutlass.const_expr(self.plain_rows and not plan.boundary):
             if w == 0:  # who reads the last ones is behind the group's last barrier
                 self.put_strengths(sb, beta, lane)
         if later < b.count and tokens == 1:

@@ -39,9 +39,9 @@ class Load(Activation):
 
     @property
     def guesses(self) -> bool:
-        """Whether builders begin before it is decided what the CTA does: strides take the registers
-        that this needs."""
-        return self.options.compact
+        """Whether builders begin before it is decided what the CTA does: strides, and the boundary
+        frame, take the registers that this needs."""
+        return self.options.compact and not self.plan.boundary
 
     @property
     def plain_rows(self) -> bool:
