@@ -113,7 +113,9 @@ def test_the_compiled_kernel_computes_what_the_oracle_does(
 
 
 @pytest.mark.parametrize(("frame", "builders"), [("middle", 3), ("boundary", 2)])
-@pytest.mark.parametrize("regime", ["production", "slow", "beyond_20", "beyond_scattered"])
+@pytest.mark.parametrize(
+    "regime", ["production", "sweep_lb3", "sweep_lb2", "slow", "beyond_20", "beyond_scattered"]
+)
 def test_pieces_are_right_whether_they_warm_up_or_are_exact_segments(
     frame: str, builders: int, regime: str
 ) -> None:
@@ -223,6 +225,21 @@ def test_steep_chunks_in_pairs_are_right(frame: str, builders: int) -> None:
     for begin, end in ((100, 101), (150, 175), (180, 181), (240, 250)):
         inputs["g"][begin:end, :, ::2] = -30.0
     judged(run_fused(frame, builders, inputs, 4), workload, inputs, "slow")
+
+
+@pytest.mark.parametrize("regime", ["production", "sweep_lb3"])
+def test_what_builders_begin_before_it_is_decided_does_not_change_a_bit(regime: str) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    # Four chunks of warm-up where the gates decay slower, and not the two that builders begin with.
+    _, inputs = inputs_of((170,), regime)
+    needs = SHORT if regime == "production" else 2 * SHORT
+    assert emulate_fused.warm_ups(inputs, 0, 0, 5) == needs
+    first = run_fused("middle", 3, inputs, 2)
+    again = run_fused("middle", 3, inputs, 2, order=1)
+    for name, x in first.items():
+        assert torch.equal(x, again[name])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
