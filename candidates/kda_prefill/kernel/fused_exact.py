@@ -83,27 +83,27 @@ class Exact:
         ops.sync_cluster()
 
     @cute.jit
-    def begin_anew(self, at, warp_id, lane):
-        """Throw away what was built; a CTA alone.  All threads."""
-        cute.arch.sync_threads()
+    def renew_ring(self, at, warp_id, lane):
+        """Make all barriers anew, by one warp; nobody uses them at the time."""
         if warp_id == SCAN_WARPS:
             if lane == 0:
                 for i in cutlass.range_constexpr(3 * self.plan.stages):
                     ops.bar_end(at + (self.plan.off_bar + 8 * i))
                 self.begin_ring(at)
             ops.sync_warp()
+
+    @cute.jit
+    def begin_anew(self, at, warp_id, lane):
+        """Throw away what was built; a CTA alone.  All threads."""
+        cute.arch.sync_threads()
+        self.renew_ring(at, warp_id, lane)
         cute.arch.sync_threads()
 
     @cute.jit
     def begin_again(self, at, warp_id, lane):
         """Before a pair's jobs: nothing is in flight, then all barriers are new.  All threads."""
         ops.sync_cluster()
-        if warp_id == SCAN_WARPS:
-            if lane == 0:
-                for i in cutlass.range_constexpr(3 * self.plan.stages):
-                    ops.bar_end(at + (self.plan.off_bar + 8 * i))
-                self.begin_ring(at)
-            ops.sync_warp()
+        self.renew_ring(at, warp_id, lane)
         self.begin_pair(at, warp_id, lane)
 
     @cute.jit
