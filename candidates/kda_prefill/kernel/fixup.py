@@ -127,7 +127,7 @@ class Fixup:
         )
         sM, sS = view(_OFF_MAPS, s_map), view(0, s_state)
 
-        # Launched as soon as the fused kernel has begun: what that writes is there from here on.
+        # Launched when the fused kernel is about to end: what that writes is there from here on.
         cute.arch.griddepcontrol_wait()
         flags = X.iterator.toint()
         begins, continues = self.flags(flags, pair)

@@ -208,8 +208,6 @@ class Fused(Guard, Build, Scanning):
         G = Gates(G, A_log, dt_bias, bound)
         cta = cute.arch.block_idx()[0]
 
-        # The fix-up may have its CTAs where and when these leave room; it waits for all of them.
-        cute.arch.griddepcontrol_launch_dependents()
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
