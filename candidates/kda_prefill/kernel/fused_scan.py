@@ -180,8 +180,8 @@ class Scanning(Exact, Load):
             cute.arch.sync_warp()
             if tidx % 32 == 0:
                 self.release(here, (s & 1) ^ 1, share)
-        # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand about,
-        # and who adds up the times of kernels would count that.
+        # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand
+        # about, and who adds up the times of kernels would count that.
         cute.arch.griddepcontrol_launch_dependents()
         narrow(accO, o)
         below(o_row, o_end, self.turn_over(o, slab), o_at)
