@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candidates._base import Build, Family, Runnable, Schedule
+from candidates._delta_rule.sources import source_hash
 from candidates.gdn_prefill import space
 from candidates.gdn_prefill.cost import modelled_us
 from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
@@ -76,19 +77,8 @@ class GdnPrefillFamily(Family):
         return modelled_us(schedule, workload)
 
     def source_hash(self) -> str:
-        """sha256 over path and bytes of every module that decides a measured result.
-
-        Those are this package's, but for baselines and cost model, and KDA's, from which it takes
-        the scan, the inverse and more: all that counts in KDA's own hash counts here.
-        """
-        digest = hashlib.sha256(f"{KDA.source_hash()}\0".encode())
-        for path in sorted(_ROOT.rglob("*.py")):
-            relative = path.relative_to(_ROOT)
-            if relative.parts[0] in ("baselines", "cost.py"):
-                continue
-            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        """See :func:`candidates._delta_rule.sources.source_hash`, and KDA's own."""
+        return hashlib.sha256(f"{KDA.source_hash()}\0{source_hash(_ROOT)}".encode()).hexdigest()
 
     def compile(self, schedule: Schedule) -> Build:
         """See :func:`candidates.gdn_prefill.kernel.launch.compile_schedule`."""

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from candidates._base import Schedule
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel import launch
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 __all__ = ["load_objects", "objects"]
 

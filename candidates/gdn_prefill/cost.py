@@ -11,11 +11,11 @@ import math
 from typing import TYPE_CHECKING
 
 from candidates._base import Schedule
+from candidates._delta_rule.kernel.image import HEAD, slots
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, pieces_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
 from candidates.kda_prefill.cost import H200, Constants, _makespan, prep_us, scan_us
-from candidates.kda_prefill.kernel.image import HEAD, slots
 
 if TYPE_CHECKING:
     from operations import Workload

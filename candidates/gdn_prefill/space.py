@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
+from candidates._delta_rule.kernel.image import HEAD, unroll_of
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel.image import HEAD, unroll_of
 from candidates.kda_prefill.space import SHARED_MEMORY_BYTES, KdaSchedule
 from candidates.kda_prefill.space import problems as kda_problems
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candidates._base import Build, Family, Runnable, Schedule
+from candidates._delta_rule.sources import source_hash
 from candidates.kda_prefill import space
 from candidates.kda_prefill.cost import modelled_us
 from operations import Inputs, Workload
@@ -76,19 +76,8 @@ class KdaPrefillFamily(Family):
         return modelled_us(schedule, workload)
 
     def source_hash(self) -> str:
-        """sha256 over path and bytes of every module that decides a measured result.
-
-        Left out are the baselines and the cost model: changing them changes neither what a
-        candidate computes nor how long it takes.
-        """
-        digest = hashlib.sha256()
-        for path in sorted(_ROOT.rglob("*.py")):
-            relative = path.relative_to(_ROOT)
-            if relative.parts[0] in ("baselines", "cost.py"):
-                continue
-            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        """See :func:`candidates._delta_rule.sources.source_hash`."""
+        return source_hash(_ROOT)
 
     def compile(self, schedule: Schedule) -> Build:
         """See :func:`candidates.kda_prefill.kernel.launch.compile_schedule`."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from candidates._base import Schedule
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.kda_prefill.kernel import launch
 from candidates.kda_prefill.kernel.config import FusedConfig
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 __all__ = ["load_objects", "objects"]
 

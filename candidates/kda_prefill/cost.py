@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from candidates._base import Schedule
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
-from candidates.kda_prefill.kernel.image import (
+from candidates._delta_rule.kernel.image import (
     HEAD,
     ImageLayout,
     chunks_of,
@@ -25,6 +24,7 @@ from candidates.kda_prefill.kernel.image import (
     segments_of,
     slots,
 )
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
 from candidates.kda_prefill.kernel.prep_plan import TILE, Plan
 from candidates.kda_prefill.space import (
     SHARED_MEMORY_BYTES,

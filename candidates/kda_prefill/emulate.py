@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
-from candidates.kda_prefill.kernel.image import chunks_of, segment_turns, segments_of
+from candidates._delta_rule.kernel.image import chunks_of, segment_turns, segments_of
 from candidates.kda_prefill.kernel.steep_plan import (
     RUN,
     RUN_FLOOR,

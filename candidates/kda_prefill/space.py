@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout, unroll_of
 from candidates.kda_prefill.kernel.fused_plan import FusedPlan
-from candidates.kda_prefill.kernel.image import HEAD, ImageLayout, unroll_of
 from candidates.kda_prefill.kernel.prep_plan import Plan
 
 __all__ = [

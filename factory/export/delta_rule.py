@@ -17,8 +17,10 @@ from candidates import Schedule
 from factory.export.exporter import Exporter, Form, Interchange
 from operations import Workload
 
-__all__ = ["DeltaRuleExporter", "with_offsets"]
+__all__ = ["SHARED", "DeltaRuleExporter", "with_offsets"]
 
+SHARED = "candidates._delta_rule.kernel"
+"""Modules that the kernels of gated delta rules have in common."""
 
 _AXES: dict[str, dict[str, Any]] = {
     "num_offsets": {"type": "var", "description": "N + 1"},
@@ -63,8 +65,8 @@ class DeltaRuleExporter(Exporter):
     """
 
     package: str
-    options = "candidates.kda_prefill.kernel.options"
-    toolchain = "candidates.kda_prefill.kernel.toolchain"
+    options = f"{SHARED}.options"
+    toolchain = f"{SHARED}.toolchain"
     sizes: Mapping[str, str]
     configs = {"split": "Config", "fused": "FusedConfig"}  # noqa: RUF012
     outputs = (("o", "out"), ("final_state", "final_state"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from factory.export.delta_rule import DeltaRuleExporter, with_offsets
+from factory.export.delta_rule import SHARED, DeltaRuleExporter, with_offsets
 from operations import Workload
 from operations.gdn_prefill import GdnWorkload
 
@@ -22,7 +22,11 @@ class GdnExporter(DeltaRuleExporter):
 
     operation = "gdn_prefill"
     package = _PACKAGE
-    packages = {_PACKAGE: "kernel", "candidates.kda_prefill.kernel": "kda"}  # noqa: RUF012
+    packages = {  # noqa: RUF012
+        _PACKAGE: "kernel",
+        SHARED: "delta_rule",
+        "candidates.kda_prefill.kernel": "kda",
+    }
     templates = (
         ("factory.export", "templates/gdn_prefill"),
         ("factory.export", "templates/delta_rule"),

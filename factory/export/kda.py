@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from factory.export.delta_rule import DeltaRuleExporter, with_offsets
+from factory.export.delta_rule import SHARED, DeltaRuleExporter, with_offsets
 from operations import Workload
 from operations.kda_prefill import KdaWorkload
 
@@ -18,7 +18,7 @@ class KdaExporter(DeltaRuleExporter):
 
     operation = "kda_prefill"
     package = _PACKAGE
-    packages = {_PACKAGE: "kernel"}  # noqa: RUF012
+    packages = {_PACKAGE: "kernel", SHARED: "delta_rule"}  # noqa: RUF012
     templates = (
         ("factory.export", "templates/kda_prefill"),
         ("factory.export", "templates/delta_rule"),

@@ -14,10 +14,10 @@ from kept import Kept, compile_kept
 from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 
+from candidates._delta_rule.kernel.image import ImageLayout
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, FusedPlan, Scratch
-from candidates.kda_prefill.kernel.image import ImageLayout
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 LAYOUT = ImageLayout(BT)
 

@@ -16,11 +16,11 @@ from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program
 
 import operations
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.config import Config, workspace
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 from operations.gdn_prefill import GdnWorkload
 from operations.gdn_prefill.raw import plain
 

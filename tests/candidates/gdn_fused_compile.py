@@ -15,10 +15,10 @@ from kept import Kept, compile_kept
 from operand_places import along_channels, channels_as_columns
 from ptx_interpreter import Cta, Memory, Part, Program
 
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.kda_prefill.kernel.fused_plan import Scratch
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import io
 import tempfile
 from typing import Any, NamedTuple
 
-from candidates.kda_prefill.kernel.resources import (
+from candidates._delta_rule.kernel.resources import (
     Cubin,
     KernelResources,
     dynamic_smem,

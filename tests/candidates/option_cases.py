@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import operations
-from candidates.kda_prefill.kernel.options import Options
+from candidates._delta_rule.kernel.options import Options
 from operations.kda_prefill import KdaWorkload, raw
 
 OPERATION = operations.get("kda_prefill")

@@ -7,7 +7,7 @@ from typing import Any
 
 from kept import Kept, compile_kept
 
-from candidates.kda_prefill.kernel.toolchain import require_dsl
+from candidates._delta_rule.kernel.toolchain import require_dsl
 
 Variant = tuple[int, str, int | None, str | None]  # bt, anchor, block, diagonal
 

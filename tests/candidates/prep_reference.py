@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from candidates.kda_prefill.kernel.image import (
+from candidates._delta_rule.kernel.image import (
     HEAD,
     ImageLayout,
     chunks_of,

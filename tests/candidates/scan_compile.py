@@ -7,7 +7,7 @@ from typing import Any
 
 from kept import Kept, compile_kept
 
-from candidates.kda_prefill.kernel.toolchain import require_dsl
+from candidates._delta_rule.kernel.toolchain import require_dsl
 
 
 @functools.cache
@@ -17,7 +17,7 @@ def compiled_scan(bt: int, rows: int, segments: int, with_state: bool) -> tuple[
     import cutlass
     from cutlass import cute
 
-    from candidates.kda_prefill.kernel.scan import Scan
+    from candidates._delta_rule.kernel.scan import Scan
 
     def fake(dtype: Any, *shape: Any, align: int = 16) -> Any:
         order = tuple(reversed(range(len(shape))))

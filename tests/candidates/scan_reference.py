@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from candidates.kda_prefill.kernel.image import (
+from candidates._delta_rule.kernel.image import (
     HEAD,
     ImageLayout,
     chunks_of,

@@ -11,6 +11,7 @@ import torch
 
 import operations
 from candidates import Schedule
+from candidates._delta_rule.kernel.options import LOWEST_BOUND
 from candidates.kda_prefill import FAMILY
 from candidates.kda_prefill.emulate import (
     GATE_FLOOR,
@@ -22,7 +23,6 @@ from candidates.kda_prefill.emulate import (
     largest_exponent,
     triangular_inverse,
 )
-from candidates.kda_prefill.kernel.options import LOWEST_BOUND
 from candidates.kda_prefill.kernel.steep_plan import STEEP_WINDOW
 from candidates.kda_prefill.space import KdaSchedule, bears_contract
 from operations import Regime, TensorError

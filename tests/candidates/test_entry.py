@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
+from candidates._delta_rule.kernel.image import ImageLayout
+from candidates._delta_rule.kernel.options import Options
 from candidates.kda_prefill.kernel import arguments, entry, known
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
 from candidates.kda_prefill.kernel.fused_plan import Scratch
-from candidates.kda_prefill.kernel.image import ImageLayout
-from candidates.kda_prefill.kernel.options import Options
 
 CONFIG = Config(bt=32, anchor="mid")
 

@@ -40,7 +40,7 @@ def test_fused_kernels_compile_without_spills_or_serialised_products(
     pytest.importorskip("cutlass")
     from fused_compile import compiled_fused
 
-    from candidates.kda_prefill.kernel.resources import budget_problems
+    from candidates._delta_rule.kernel.resources import budget_problems
 
     kept = compiled_fused(frame, builders, True)
     resources, fixup = kept.kernels

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill.kernel import arguments, entry, launch
 from candidates.gdn_prefill.kernel.entry import (
     DEFAULT,
@@ -21,7 +22,6 @@ from candidates.gdn_prefill.kernel.entry import (
 )
 from candidates.gdn_prefill.space import GdnSchedule
 from candidates.kda_prefill.kernel import known
-from candidates.kda_prefill.kernel.options import Options
 
 
 @pytest.fixture

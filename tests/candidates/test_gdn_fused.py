@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import operations
+from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill import FAMILY, emulate_fused
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
 from candidates.gdn_prefill.space import FusedSchedule
 from candidates.kda_prefill.kernel.fused_plan import MAPS
-from candidates.kda_prefill.kernel.options import Options
 from operations.gdn_prefill import GdnWorkload
 
 OPERATION = operations.get("gdn_prefill")
@@ -45,7 +45,7 @@ def test_gdn_fused_kernels_compile_without_spills_or_serialised_products(
     pytest.importorskip("cutlass")
     from gdn_fused_compile import compiled_fused
 
-    from candidates.kda_prefill.kernel.resources import budget_problems
+    from candidates._delta_rule.kernel.resources import budget_problems
 
     kept = compiled_fused(rows, True)
     resources, *fixup = kept.kernels

@@ -14,10 +14,10 @@ from gdn_compile import asked, raw_call, shape
 from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing, made_safe
 
 import operations
+from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill.kernel import launch
 from candidates.gdn_prefill.kernel.config import FusedConfig
 from candidates.gdn_prefill.kernel.entry import gdn_prefill
-from candidates.kda_prefill.kernel.options import Options
 from operations.gdn_prefill import GdnWorkload
 
 pytestmark = [

@@ -9,11 +9,11 @@ import torch
 
 import operations
 from candidates import BuildError, Schedule, ToolchainError
+from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates.gdn_prefill import FAMILY
 from candidates.gdn_prefill.kernel.config import Config
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import GdnSchedule
-from candidates.kda_prefill.kernel.options import PLAIN, Options
 from operations.gdn_prefill import GdnWorkload
 
 pytest.importorskip("cutlass")
@@ -65,13 +65,13 @@ def test_every_offered_schedule_compiles_within_its_budgets() -> None:
 
 
 def test_every_form_of_the_inputs_compiles_without_spills() -> None:
-    from candidates.gdn_prefill.kernel import host
-    from candidates.kda_prefill.kernel.resources import (
+    from candidates._delta_rule.kernel.resources import (
         Cubin,
         budget_problems,
         dynamic_smem,
         kernel_resources,
     )
+    from candidates.gdn_prefill.kernel import host
 
     every = Options(
         "softplus", "bfloat16", True, "bfloat16", True, True, offsets="int64", compact=False
@@ -83,9 +83,9 @@ def test_every_form_of_the_inputs_compiles_without_spills() -> None:
 
 
 def test_the_scan_is_kdas_bit_for_bit() -> None:
+    from candidates._delta_rule.kernel.resources import Cubin, dynamic_smem, kernel_resources
     from candidates.gdn_prefill.kernel import host
     from candidates.kda_prefill.kernel import launch
-    from candidates.kda_prefill.kernel.resources import Cubin, dynamic_smem, kernel_resources
 
     compiled, cubin = host.compile_function(*host.scan_job(Config(16), True), keep=True)
     kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))

@@ -209,11 +209,11 @@ def test_nothing_that_a_candidate_imports_is_outside_of_the_hash() -> None:
         path.relative_to(ROOT).as_posix()
         for path in seen
         if ROOT / "candidates" in path.parents
-        and path.relative_to(ROOT).parts[1] not in ("gdn_prefill", "kda_prefill")
+        and path.relative_to(ROOT).parts[1] not in ("_delta_rule", "gdn_prefill", "kda_prefill")
     }
     # The vocabulary: nothing of it is computed or timed.
     assert outside == {"candidates/_base.py"}
-    assert ROOT / "candidates/kda_prefill/kernel/scan.py" in seen
+    assert ROOT / "candidates/_delta_rule/kernel/scan.py" in seen
 
 
 def test_unknown_parameters_are_refused() -> None:

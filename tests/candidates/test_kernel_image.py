@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scan_reference import decay_positions, pack, positions, unpack
 
-from candidates.kda_prefill.kernel.image import (
+from candidates._delta_rule.kernel.image import (
     ImageLayout,
     chunks_of,
     entry_base,

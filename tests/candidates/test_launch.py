@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from candidates import BuildError, Schedule, ToolchainError
-from candidates.kda_prefill.kernel import launch, toolchain
+from candidates._delta_rule.kernel import toolchain
+from candidates.kda_prefill.kernel import launch
 
 MID = Schedule((("bt", 32), ("anchor", "mid"), ("segments", 1), ("rows", 64)))
 
@@ -28,7 +29,7 @@ def bad(host):
 
 def judged(host, job, arguments):
     """Resources and problems of one compiled object."""
-    from candidates.kda_prefill.kernel.resources import (
+    from candidates._delta_rule.kernel.resources import (
         Cubin,
         budget_problems,
         dynamic_smem,
@@ -96,8 +97,8 @@ def test_every_offered_schedule_compiles_within_its_budgets(host):
 
 @pytest.mark.parametrize("segments", [2, 4])
 def test_segments_bring_their_kernels_in_launch_order(host, segments):
+    from candidates._delta_rule.kernel.scan import Scan
     from candidates.kda_prefill.kernel.entry import Config, boundary_words, workspace
-    from candidates.kda_prefill.kernel.scan import Scan
 
     schedule = Schedule((("bt", 32), ("anchor", "mid"), ("segments", segments), ("rows", 64)))
     build = launch.compile_schedule(schedule)

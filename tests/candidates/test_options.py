@@ -9,7 +9,7 @@ import pytest
 import torch
 from option_cases import OPERATION, call_of, errors, expected
 
-from candidates.kda_prefill.kernel.options import L2NORM_EPS, PLAIN, Options
+from candidates._delta_rule.kernel.options import L2NORM_EPS, PLAIN, Options
 from operations.kda_prefill import KdaWorkload, raw
 
 RAW = Options(
@@ -92,7 +92,7 @@ def test_variants_compile_without_spills_or_serialised_products(
     pytest.importorskip("cutlass")
     from fused_compile import compiled_fused
 
-    from candidates.kda_prefill.kernel.resources import budget_problems
+    from candidates._delta_rule.kernel.resources import budget_problems
 
     kept = compiled_fused(frame, builders, True, options)
     resources, _ = kept.kernels

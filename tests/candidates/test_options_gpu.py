@@ -15,8 +15,8 @@ import pytest
 import torch
 from option_cases import call_of, errors, expected
 
+from candidates._delta_rule.kernel.options import PLAIN
 from candidates.kda_prefill.kernel.entry import Config, FusedConfig, kda_prefill
-from candidates.kda_prefill.kernel.options import PLAIN
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from prep_compile import PAIRS, WHOLE, Variant, compiled_prep
 
-from candidates.kda_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel.resources import (
+from candidates._delta_rule.kernel.resources import (
     budget_problems,
 )
+from candidates.kda_prefill.kernel.prep_plan import Plan
 
 COMPILED = [WHOLE[1], WHOLE[3], WHOLE[4], WHOLE[5], PAIRS[5], PAIRS[7], PAIRS[9]]
 

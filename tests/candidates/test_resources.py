@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from candidates import KernelResources
-from candidates.kda_prefill.kernel.resources import (
+from candidates._delta_rule.kernel.resources import (
     MAX_DYNAMIC_SMEM_BYTES,
     Cubin,
     budget_problems,

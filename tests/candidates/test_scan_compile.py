@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scan_compile import compiled_scan
 
-from candidates.kda_prefill.kernel.resources import (
+from candidates._delta_rule.kernel.resources import (
     budget_problems,
 )
 
@@ -41,7 +41,7 @@ def test_scan_compiles_without_spills_and_within_a_block(
 
 
 def test_scan_refuses_rows_and_segments_by_name() -> None:
-    from candidates.kda_prefill.kernel.scan import Scan
+    from candidates._delta_rule.kernel.scan import Scan
 
     with pytest.raises(ValueError, match="rows=32"):
         Scan(32, 32)
@@ -50,7 +50,7 @@ def test_scan_refuses_rows_and_segments_by_name() -> None:
 
 
 def test_segments_share_one_buffer_bounded_by_rows_and_by_sequences() -> None:
-    from candidates.kda_prefill.kernel.scan import Scan
+    from candidates._delta_rule.kernel.scan import Scan
 
     assert Scan(32, 64).buffers(4096, 1, 8) == ()
     ((shape, dtype),) = Scan(32, 64, 2).buffers(4096, 1, 8)

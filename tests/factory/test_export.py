@@ -20,6 +20,7 @@ import pytest
 from answers import ask, one_line
 
 import leaderboard
+from candidates._delta_rule import kernel as shared
 from candidates.kda_prefill import kernel
 from factory.export import exporter as exporters
 from factory.export import sources
@@ -30,6 +31,18 @@ from leaderboard import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = Path(kernel.__path__[0])
+FOLDERS = {"kernel": KERNEL, "delta_rule": Path(shared.__path__[0])}
+
+
+def add_to(module, text, folder, monkeypatch):
+    """Export KDA's kernels from a copy in ``folder``, one of whose modules says more."""
+    copied, real = folder / "copied", sources.package_folder
+    copied.mkdir()
+    for path in KERNEL.glob("*.py"):
+        (copied / path.name).write_bytes(path.read_bytes())
+    (copied / module).write_text((KERNEL / module).read_text() + text)
+    home = {kernel.__name__: copied}
+    monkeypatch.setattr(sources, "package_folder", lambda name: home.get(name) or real(name))
 
 
 @pytest.fixture
@@ -109,16 +122,19 @@ def test_scores_of_another_version_of_the_operation_do_not_count():
 
 def test_the_kernels_are_the_campaigns_but_for_the_prefix_of_their_imports():
     files = render(board.selected())
-    names = [n for n in files if n.startswith("kernel/")]
+    names = [n for n in files if n.partition("/")[0] in FOLDERS]
     assert {"kernel/entry.py", "kernel/host.py", "kernel/fused.py"} <= set(names)
+    assert {"delta_rule/scan.py", "delta_rule/image.py"} <= set(names)
     for name in names:
-        ours = (KERNEL / name.removeprefix("kernel/")).read_text("utf-8").splitlines()
+        folder, _, module = name.partition("/")
+        ours = (FOLDERS[folder] / module).read_text("utf-8").splitlines()
         theirs = files[name].decode().splitlines()
         assert len(ours) == len(theirs)
         for was, now in zip(ours, theirs, strict=True):
             if was != now:
-                assert re.match(r"\s*from candidates\.kda_prefill\.kernel[. ]", was), was
-                assert re.match(r"\s*from \.\w* import ", now), now
+                assert re.search(r"candidates\.(kda_prefill|_delta_rule)\.kernel[. ]", was), was
+                other = r"\.\.(kernel|delta_rule)(\.\w+)*"
+                assert re.search(rf"(from |`)(\.\w*|{other})[. `\w]*", now), now
 
 
 def test_two_exports_are_the_same_bytes_whatever_the_hash_seed(factory, tmp_path):
@@ -475,12 +491,7 @@ def test_another_table_and_another_source_supersede(factory, tmp_path, monkeypat
     assert code == 1
     assert "superseded: changed table" in out
 
-    copied = tmp_path / "kernel"
-    copied.mkdir()
-    for path in KERNEL.glob("*.py"):
-        (copied / path.name).write_bytes(path.read_bytes())
-    (copied / "step.py").write_text((KERNEL / "step.py").read_text() + "\nFASTER = True\n")
-    monkeypatch.setattr(sources, "package_folder", lambda package: copied)
+    add_to("fused.py", "\nFASTER = True\n", tmp_path, monkeypatch)
     code, out, _ = factory("export", "kda_prefill", "--check", "kda", "--json")
     told = json.loads(out)
     assert code == 1
@@ -493,16 +504,12 @@ def test_the_hash_is_over_sources_and_table_alone():
     bound = export_hash(files)
     assert json.loads(files["MANIFEST.json"])["export_hash"] == bound
     assert export_hash({**files, "README.md": b"", "tests/conftest.py": b""}) == bound
-    for name in ("dispatch.py", "api.py", "kernel/step.py"):
+    for name in ("dispatch.py", "api.py", "delta_rule/step.py"):
         assert export_hash({**files, name: files[name] + b"\n"}) != bound
 
 
 def test_a_source_that_needs_more_than_it_may_is_not_exported(tmp_path, monkeypatch):
     found = board.selected()
-    for path in KERNEL.glob("*.py"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    entry = tmp_path / "entry.py"
-    entry.write_text(entry.read_text() + "\nimport ray\n")
-    monkeypatch.setattr(sources, "package_folder", lambda package: tmp_path)
+    add_to("entry.py", "\nimport ray\n", tmp_path, monkeypatch)
     with pytest.raises(ExportError, match=r"entry.py imports ray, which an export must do without"):
         render(found)

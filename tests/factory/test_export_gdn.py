@@ -318,14 +318,15 @@ def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_pa
         told = vendored_for_gate(board.selected(subject=SUBJECTS[form]), tmp_path, "0" * 64)
         assert told.function == "gdn_prefill"
         assert set(names) <= set(told.kernels)
-        assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates.kda_prefill.kernel")
+        own, shared, *_ = told.foreign
+        assert (own, shared) == ("candidates.gdn_prefill.kernel", "candidates._delta_rule.kernel")
 
 
 @pytest.mark.parametrize("form", SUBJECTS)
 def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
     files = render(board.selected(subject=SUBJECTS[form]))
     sources = {name: data.decode() for name, data in files.items() if name.endswith(".py")}
-    assert ":mod:`..kda.image`" in sources["kernel/__init__.py"]
+    assert ":mod:`..delta_rule.image`" in sources["kernel/__init__.py"]
     assert not [name for name, text in sources.items() if "candidates.gdn_prefill" in text]
     assert not [name for name, text in sources.items() if "candidates.kda_prefill" in text]
 

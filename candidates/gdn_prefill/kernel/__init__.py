@@ -1,7 +1,7 @@
 """The GDN prefill kernels in CuTe DSL for sm_90a, in two forms.
 
 Split: a PREP for scalar gates, then KDA's SCAN.  A chunk's image, as
-:mod:`candidates.kda_prefill.kernel.image` lays it out, is what the two agree on.  With one gate
+:mod:`candidates._delta_rule.kernel.image` lays it out, is what the two agree on.  With one gate
 per token and value head its decay is the same in all key channels, and everything behind PREP is
 KDA's own, unchanged.
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import Options
 from candidates.kda_prefill.kernel.arguments import (
     _BF16,
     _F32,
@@ -24,8 +26,6 @@ from candidates.kda_prefill.kernel.arguments import (
     on_gpu,
     validate,
 )
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import Options
 
 __all__ = [
     "GATES",

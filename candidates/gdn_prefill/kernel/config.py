@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from candidates._delta_rule.kernel.image import ImageLayout, segment_entries, slots, unroll_of
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
 from candidates.kda_prefill.kernel.config import _named, _whole, boundary_words
-from candidates.kda_prefill.kernel.image import ImageLayout, segment_entries, slots, unroll_of
 
 __all__ = ["DEFAULT", "Config", "FusedConfig", "schedule_of", "workspace"]
 

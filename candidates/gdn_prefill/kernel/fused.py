@@ -25,17 +25,17 @@ from cuda.bindings.driver import CUstream
 from cutlass import memory
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Gates
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.ragged import bounds, offset
+from candidates._delta_rule.kernel.step import product
 from candidates.gdn_prefill.kernel.fused_build import Build
 from candidates.gdn_prefill.kernel.fused_guard import Guard
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Gates
 from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.ragged import bounds, offset
-from candidates.kda_prefill.kernel.step import product
 
 __all__ = ["Fused"]
 

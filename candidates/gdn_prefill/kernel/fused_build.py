@@ -15,6 +15,10 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Activation
+from candidates._delta_rule.kernel.options import L2NORM_EPS, Options
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_ops import (
     as_operand,
@@ -31,10 +35,6 @@ from candidates.gdn_prefill.kernel.fused_plan import (
     lower_block,
     strict_block,
 )
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Activation
-from candidates.kda_prefill.kernel.options import L2NORM_EPS, Options
 from candidates.kda_prefill.kernel.prep_inverse import blank
 
 __all__ = ["Build"]

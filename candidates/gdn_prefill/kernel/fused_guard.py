@@ -11,13 +11,13 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Activation
+from candidates._delta_rule.kernel.options import L2NORM_EPS, Options
 from candidates.gdn_prefill.kernel.fused_ops import diagonal
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, FusedPlan
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Activation
 from candidates.kda_prefill.kernel.fused_plan import GUARD
-from candidates.kda_prefill.kernel.options import L2NORM_EPS, Options
 
 __all__ = ["Guard"]
 

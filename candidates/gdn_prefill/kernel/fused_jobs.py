@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.ragged import bounds
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_exact import (
     BEGINS,
     CARRY,
@@ -28,7 +29,6 @@ from candidates.kda_prefill.kernel.fused_exact import (
     Exact,
 )
 from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, Scratch
-from candidates.kda_prefill.kernel.ragged import bounds
 
 __all__ = ["Jobs"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import prep_ops as op
 
 __all__ = ["as_operand", "diagonal", "mma16", "pack16", "sync_threads_of"]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from candidates._delta_rule.kernel.image import HEAD
 from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
 from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
 from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
-from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.prep_plan import LOWER_PITCH, TILE, Plan
 
 __all__ = [

@@ -8,15 +8,15 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.step import load_state, narrow, store_state, zero
 from candidates.gdn_prefill.kernel.fused_build import ring
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_exact import FINAL
 from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.fused_scan import below
-from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, zero
 
 __all__ = ["Scan"]
 

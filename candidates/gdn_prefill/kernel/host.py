@@ -13,6 +13,9 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.scan import Scan
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig
 from candidates.gdn_prefill.kernel.fused import Fused
 from candidates.gdn_prefill.kernel.prep import Prep
@@ -24,9 +27,6 @@ from candidates.kda_prefill.kernel.host import _TYPES as TYPES
 from candidates.kda_prefill.kernel.host import _fake as fake
 from candidates.kda_prefill.kernel.host import _strided as strided
 from candidates.kda_prefill.kernel.host import bare_function, compile_function
-from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.scan import Scan
 
 __all__ = [
     "ABI",

@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from candidates._base import Build, BuildError, Schedule
+from candidates._delta_rule.kernel.options import PLAIN
+from candidates._delta_rule.kernel.resources import budget_problems
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of
 from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
@@ -25,9 +28,6 @@ from candidates.kda_prefill.kernel.launch import (
     require_gpu,
 )
 from candidates.kda_prefill.kernel.launch import kernel_names as kda_kernel_names
-from candidates.kda_prefill.kernel.options import PLAIN
-from candidates.kda_prefill.kernel.resources import budget_problems
-from candidates.kda_prefill.kernel.toolchain import require_dsl
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """PREP for gates of one number a token: what of a chunk does not depend on the state, for sm_90a.
 
 One CTA takes one chunk of one value head and leaves its image, in the form that KDA's PREP leaves
-(:mod:`candidates.kda_prefill.kernel.image`), for the same scan.  With b the inclusive cumulative
+(:mod:`candidates._delta_rule.kernel.image`), for the same scan.  With b the inclusive cumulative
 gate of the chunk, one number for each token, the decay leaves the sum over channels:
 
     Akk_ij = (k_i . k_j) e^(b_i - b_j)      Aqk_ij = (q_i . k_j) e^(b_i - b_j)
@@ -25,12 +25,12 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import memory
 
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Activation, Gates
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import L2NORM_EPS, PLAIN, Options
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Activation, Gates
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import L2NORM_EPS, PLAIN, Options
 from candidates.kda_prefill.kernel.prep import Prep as KdaPrep
 from candidates.kda_prefill.kernel.prep_inverse import invert
 from candidates.kda_prefill.kernel.prep_plan import (

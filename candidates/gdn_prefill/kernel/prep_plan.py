@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from candidates.kda_prefill.kernel.image import ImageLayout
+from candidates._delta_rule.kernel.image import ImageLayout
 from candidates.kda_prefill.kernel.prep_plan import LOWER_BYTES, SM_SMEM_BYTES, TILE
 from candidates.kda_prefill.kernel.prep_plan import Plan as KdaPlan
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .image import HEAD
-from .options import GATES, LOWEST_BOUND, Options
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import GATES, LOWEST_BOUND, Options
 
 __all__ = [
     "MAX_ROWS",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout, segment_entries, slots, unroll_of
+
 from .fused_plan import FusedPlan
-from .image import HEAD, ImageLayout, segment_entries, slots, unroll_of
 from .prep_plan import Plan
 
 __all__ = ["DEFAULT", "Config", "FusedConfig", "boundary_words", "schedule_of", "workspace"]

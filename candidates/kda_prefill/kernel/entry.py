@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import PLAIN, Options
+
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
 from .fused_plan import Scratch, pieces_of
-from .image import HEAD
 from .known import DEFAULT_SCALE, key_of, new, recall, remember
-from .options import PLAIN, Options
 
 __all__ = [
     "DEFAULT",

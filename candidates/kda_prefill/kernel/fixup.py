@@ -22,14 +22,14 @@ from cutlass import memory
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.ragged import bounds
+from candidates._delta_rule.kernel.step import STATE_WORDS, narrow, product, store_state
 from candidates.kda_prefill.kernel.fused import in_one_row
 from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES
 from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, Scratch
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.ragged import bounds
-from candidates.kda_prefill.kernel.step import STATE_WORDS, narrow, product, store_state
 
 __all__ = ["SMEM_BYTES", "Fixup"]
 

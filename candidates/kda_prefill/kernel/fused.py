@@ -31,9 +31,13 @@ from cuda.bindings.driver import CUstream
 from cutlass import memory
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Gates
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Gates
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.ragged import bounds, offset
+from candidates._delta_rule.kernel.step import product
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_exact import (
     AGAIN,
@@ -52,10 +56,6 @@ from candidates.kda_prefill.kernel.fused_exact import (
 from candidates.kda_prefill.kernel.fused_guard import Guard
 from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
 from candidates.kda_prefill.kernel.fused_scan import Scanning
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import PLAIN, Options
-from candidates.kda_prefill.kernel.ragged import bounds, offset
-from candidates.kda_prefill.kernel.step import product
 
 __all__ = ["Fused"]
 
@@ -150,7 +150,7 @@ class Fused(Guard, Build, Scanning):
         X : cute.Tensor
             Scratch of :class:`.fused_plan.Scratch`, fp32; any size if ``pieces`` is 1.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
-            Of the gate's activation: see :class:`.activate.Gates`.
+            Of the gate's activation: see :class:`candidates._delta_rule.kernel.activate.Gates`.
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more.

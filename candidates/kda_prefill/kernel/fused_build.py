@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import LOG2E
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import LOG2E
+from candidates._delta_rule.kernel.image import HEAD
 from candidates.kda_prefill.kernel.fused_exact import AS_GUESSED, GUESS
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
@@ -22,7 +23,6 @@ from candidates.kda_prefill.kernel.fused_plan import (
     FusedPlan,
 )
 from candidates.kda_prefill.kernel.fused_steep import Steep
-from candidates.kda_prefill.kernel.image import HEAD
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 
 __all__ = ["Build"]
@@ -530,7 +530,7 @@ class Build(Steep):
                 op.stmatrix(stage + place, out, layout.common)
 
     def vote(self, number, total):
-        """:func:`.fused_ops.sync_group` of the group; whether any half of any channel is steep."""
+        """``ops.sync_group`` of the group; whether any half of any channel is steep."""
         return ops.sync_group_below(
             number, cute.arch.fmin(total[0], total[1]), F32(STEEP_HALF * LOG2E)
         )

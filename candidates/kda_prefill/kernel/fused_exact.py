@@ -21,11 +21,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.step import STATE_WORDS, narrow
 from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, SCAN_WARPS, FusedPlan, Scratch
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.step import STATE_WORDS, narrow
 
 __all__ = [
     "AGAIN",

@@ -12,13 +12,13 @@ import math
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import L2NORM_EPS
+from candidates._delta_rule.kernel.ragged import bounds
 from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SCAN_WARPS, SHORT, FusedPlan
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import L2NORM_EPS
-from candidates.kda_prefill.kernel.ragged import bounds
 
 __all__ = ["Guard"]
 

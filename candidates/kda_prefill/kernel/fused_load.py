@@ -1,10 +1,10 @@
 """How the fused kernel takes its inputs: strides, gates to activate, logits, keys to normalise.
 
-The plain form (:data:`.options.PLAIN`) is what the builders' own code has; the rest of a call's
-:class:`.options.Options` is here.
+The plain form is what the builders' own code has; the rest of a call's
+:class:`candidates._delta_rule.kernel.options.Options` is here.
 
 * **Gates** come into shared memory as they are, 2 or 4 bytes an element, and are activated where
-  they are summed: :mod:`.activate`.
+  they are summed: :mod:`candidates._delta_rule.kernel.activate`.
 * **l2norm** never touches an element of q or k.  With rho = 1 / (|k|^2 + eps) and k taken as it is,
   the chunk is that of ``beta rho`` in beta's place and of values divided by sqrt(rho), of which the
   latter only shows in the factor that makes U.  q's norm scales rows of Aqk and of the output.
@@ -17,12 +17,12 @@ import math
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Activation
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Activation
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import L2NORM_EPS
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import L2NORM_EPS
 
 __all__ = ["Load"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout
 
 __all__ = [
     "BT",

@@ -8,13 +8,13 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.step import load_state, narrow, store_state, widen, zero
 from candidates.kda_prefill.kernel.fused_exact import FINAL, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan, Scratch
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.step import load_state, narrow, store_state, widen, zero
 
 __all__ = ["Scanning", "store_state"]
 

@@ -19,8 +19,8 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 from candidates.kda_prefill.kernel.steep_plan import RUN, RUN_FLOOR, SINGLE_FLOOR

@@ -18,13 +18,14 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.scan import Scan
+
 from .config import Config, FusedConfig, boundary_words
 from .fixup import Fixup
 from .fused import Fused
-from .image import HEAD, ImageLayout
-from .options import PLAIN, Options
 from .prep import Prep
-from .scan import Scan
 
 __all__ = [
     "ABI",

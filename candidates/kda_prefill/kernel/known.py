@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import Options
+
 from .arguments import check_overlap, finite
 from .config import Config, FusedConfig
-from .image import HEAD
-from .options import Options
 
 __all__ = ["DEFAULT_SCALE", "Known", "key_of", "new", "recall", "remember"]
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from candidates._base import Build, BuildError, KernelResources, Schedule, ToolchainError
-from candidates.kda_prefill.kernel.config import Config, FusedConfig
-from candidates.kda_prefill.kernel.fused_plan import BT
-from candidates.kda_prefill.kernel.resources import (
+from candidates._delta_rule.kernel.resources import (
     Cubin,
     budget_problems,
     dynamic_smem,
     kernel_resources,
 )
-from candidates.kda_prefill.kernel.toolchain import require_dsl
+from candidates._delta_rule.kernel.toolchain import require_dsl
+from candidates.kda_prefill.kernel.config import Config, FusedConfig
+from candidates.kda_prefill.kernel.fused_plan import BT
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,8 @@
 """PREP: everything of a chunk that does not depend on the state, in CuTe DSL for sm_90a.
 
-One CTA takes one chunk of one head and leaves its image (:mod:`.image`): the serial scan then
-only multiplies.  With b the inclusive cumulative gate of the chunk, per key channel,
+One CTA takes one chunk of one head and leaves its image
+(:mod:`candidates._delta_rule.kernel.image`): the serial scan then only multiplies.  With b
+the inclusive cumulative gate of the chunk, per key channel,
 
     Khat = k e^b    Qhat = scale q e^b    Kbar = k e^(b_BT - b)    decay = e^b_BT
     L = strict_lower(diag(beta) Akk)      X = (I + L)^-1
@@ -25,10 +26,11 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import memory
 
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Gates
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Gates
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.ragged import bounds, locate, offset
 from candidates.kda_prefill.kernel.prep_inverse import invert
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
@@ -40,7 +42,6 @@ from candidates.kda_prefill.kernel.prep_plan import (
 )
 from candidates.kda_prefill.kernel.prep_scores import finish, keep, multiply
 from candidates.kda_prefill.kernel.prep_steep import SteepScores
-from candidates.kda_prefill.kernel.ragged import bounds, locate, offset
 
 __all__ = ["Prep"]
 
@@ -123,7 +124,7 @@ class Prep(SteepScores):
             ``[slots, H, elements]`` bf16: the images, written.
         scale : Float32
         A_log, dt_bias, bound : Tensor, Tensor, Float32 or None
-            Of the gate's activation: see :class:`.activate.Gates`.
+            Of the gate's activation: see :class:`candidates._delta_rule.kernel.activate.Gates`.
         stream : CUstream
         """
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import prep_ops as op
 from candidates.kda_prefill.kernel.prep_plan import LOWER_BYTES, LOWER_PITCH, TILE, twist
 
 __all__ = ["invert"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from candidates.kda_prefill.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.image import HEAD, ImageLayout
 
 __all__ = [
     "BLOCK_BYTES",

@@ -10,8 +10,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.image import HEAD
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
     HALF,

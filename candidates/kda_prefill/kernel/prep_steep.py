@@ -15,10 +15,10 @@ import math
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.activate import Activation
-from candidates.kda_prefill.kernel.image import HEAD
-from candidates.kda_prefill.kernel.options import LOWEST_BOUND
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.activate import Activation
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import LOWEST_BOUND
 from candidates.kda_prefill.kernel.prep_plan import (
     BLOCK_BYTES,
     GROUP,

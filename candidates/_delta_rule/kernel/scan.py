@@ -1,4 +1,4 @@
-"""SCAN: the serial step of chunked KDA over a ragged batch, in CuTe DSL for sm_90a.
+"""SCAN: the serial step of a chunked delta rule over a ragged batch, in CuTe DSL for sm_90a.
 
 One CTA owns 64 or 128 value rows of one segment of one sequence and head.  One consumer
 warpgroup holds 64 rows of the transposed state S^T in fp32

@@ -14,7 +14,7 @@ __all__ = ["GATES", "L2NORM_EPS", "LOWEST_BOUND", "PLAIN", "Options"]
 GATES = ("log", "safe", "softplus")
 
 L2NORM_EPS = 1e-6
-"""Added to the sum of squares of q and of k before its root, as other KDA kernels do."""
+"""Added to the sum of squares of q and of k before its root, as other kernels do."""
 
 LOWEST_BOUND = -100.0
 """Lowest ``lower_bound`` of a safe gate: kernels read gates below as this."""

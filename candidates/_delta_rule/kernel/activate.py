@@ -13,9 +13,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from candidates.kda_prefill.kernel import fused_ops as ops
-from candidates.kda_prefill.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.options import LOWEST_BOUND, Options
+from candidates._delta_rule.kernel import fused_ops as ops
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.options import LOWEST_BOUND, Options
 
 __all__ = ["LOG2E", "Activation", "Gates"]
 

@@ -1,11 +1,11 @@
-"""Instructions of the fused kernel alone, as PTX; the others are in :mod:`.prep_ops`.
+"""Instructions of the fused kernels alone, as PTX; the others are in :mod:`.prep_ops`.
 
-Barriers in shared memory are 32-bit addresses, like everything of the fused kernel there.
+Barriers in shared memory are 32-bit addresses, like everything of a fused kernel there.
 """
 
 from __future__ import annotations
 
-from candidates.kda_prefill.kernel import prep_ops as op
+from candidates._delta_rule.kernel import prep_ops as op
 
 __all__ = [
     "bar_arrive",
