@@ -24,8 +24,9 @@ from candidates._delta_rule.kernel.image import (
     segments_of,
     slots,
 )
+from candidates._delta_rule.kernel.tiles import TILE
 from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
-from candidates.kda_prefill.kernel.prep_plan import TILE, Plan
+from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.space import (
     SHARED_MEMORY_BYTES,
     FusedSchedule,

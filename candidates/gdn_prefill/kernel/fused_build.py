@@ -19,6 +19,7 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation
 from candidates._delta_rule.kernel.options import L2NORM_EPS, Options
+from candidates._delta_rule.kernel.prep_inverse import blank
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_ops import (
     as_operand,
@@ -35,7 +36,6 @@ from candidates.gdn_prefill.kernel.fused_plan import (
     lower_block,
     strict_block,
 )
-from candidates.kda_prefill.kernel.prep_inverse import blank
 
 __all__ = ["Build"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.tiles import LOWER_PITCH, TILE, lower_block
 from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
 from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
 from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
-from candidates.kda_prefill.kernel.prep_plan import LOWER_PITCH, TILE, Plan
 
 __all__ = [
     "BT",
@@ -45,10 +45,6 @@ TILE_BYTES = 2 * TILE * TILE
 
 _REGISTERS = {64: (232, 136), 128: (208, 88)}
 """Registers of a scanning and a building thread, by value rows."""
-
-
-lower_block = Plan.lower_block
-"""Number of block (i, j), j <= i, of a lower triangle."""
 
 
 def strict_block(i: int, j: int) -> int:

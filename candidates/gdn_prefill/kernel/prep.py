@@ -12,13 +12,12 @@ every gate, without an anchor, and for 64 tokens as for 16.  Khat, Qhat and Kbar
 factor each.
 
 q, k and v are fetched by cp.async into the places of Qhat, W and U, and scaled or multiplied in
-place.  The inverse is KDA's.
+place.  The inverse is that of every PREP.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -30,24 +29,17 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation, Gates
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import L2NORM_EPS, PLAIN, Options
+from candidates._delta_rule.kernel.prep import ChunkPrep, positions
+from candidates._delta_rule.kernel.prep_inverse import invert
+from candidates._delta_rule.kernel.tiles import HALF, LOWER_BYTES, LOWER_PITCH, TILE, twist
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.kernel.prep import Prep as KdaPrep
-from candidates.kda_prefill.kernel.prep_inverse import invert
-from candidates.kda_prefill.kernel.prep_plan import (
-    HALF,
-    LOWER_BYTES,
-    LOWER_PITCH,
-    TILE,
-    twist,
-)
-from candidates.kda_prefill.kernel.prep_scores import positions
 
 __all__ = ["Prep"]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
 
 
-class Prep(Activation):
+class Prep(ChunkPrep, Activation):
     """The PREP kernel of one schedule, compiled once for every T, N, H and HV.
 
     Parameters
@@ -65,10 +57,6 @@ class Prep(Activation):
     threads, smem_bytes : int
         Per CTA.
     """
-
-    # Of the chunk's place and of W and U nothing knows the gate.
-    find_place: Any = KdaPrep.find_place
-    apply_inverse: Any = KdaPrep.apply_inverse
 
     def __init__(self, bt: int, unroll: int = 1, options: Options = PLAIN) -> None:
         self.options, self.plan = options, Plan(bt)

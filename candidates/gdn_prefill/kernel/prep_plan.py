@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from candidates._delta_rule.kernel.image import ImageLayout
-from candidates.kda_prefill.kernel.prep_plan import LOWER_BYTES, SM_SMEM_BYTES, TILE
-from candidates.kda_prefill.kernel.prep_plan import Plan as KdaPlan
+from candidates._delta_rule.kernel.tiles import LOWER_BYTES, SM_SMEM_BYTES, TILE
 
 __all__ = ["Job", "Plan"]
 
@@ -40,7 +39,7 @@ class Plan:
 
     Shared memory begins with the image itself.  q, k and v are fetched into the places of Qhat,
     W and U, in the swizzle that these have, and are scaled or multiplied there: no operand is
-    held twice.  What :func:`candidates.kda_prefill.kernel.prep_inverse.invert` reads of a plan
+    held twice.  What :func:`candidates._delta_rule.kernel.prep_inverse.invert` reads of a plan
     has the names that it has there.
 
     Parameters
@@ -156,7 +155,7 @@ class Plan:
 
     @property
     def off_steep(self) -> int:
-        """A word that KDA's ``find_place`` clears; here nothing reads it."""
+        """A word that ``find_place`` clears; here nothing reads it."""
         return self.off_place + 16
 
     @property
@@ -173,5 +172,3 @@ class Plan:
         """CTAs of an SM by shared memory, registers and threads."""
         by_smem = SM_SMEM_BYTES // (self.smem_bytes + 1024)
         return max(1, min(by_smem, 65536 // (self.registers * self.threads), 2048 // self.threads))
-
-    lower_block = staticmethod(KdaPlan.lower_block)

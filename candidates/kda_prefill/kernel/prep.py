@@ -30,16 +30,10 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Gates
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
-from candidates._delta_rule.kernel.ragged import bounds, locate, offset
-from candidates.kda_prefill.kernel.prep_inverse import invert
-from candidates.kda_prefill.kernel.prep_plan import (
-    BLOCK_BYTES,
-    GROUP,
-    HALF,
-    TILE,
-    Plan,
-    twist,
-)
+from candidates._delta_rule.kernel.prep import ChunkPrep
+from candidates._delta_rule.kernel.prep_inverse import invert
+from candidates._delta_rule.kernel.tiles import HALF, TILE
+from candidates.kda_prefill.kernel.prep_plan import BLOCK_BYTES, GROUP, Plan
 from candidates.kda_prefill.kernel.prep_scores import finish, keep, multiply
 from candidates.kda_prefill.kernel.prep_steep import SteepScores
 
@@ -48,7 +42,7 @@ __all__ = ["Prep"]
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 
 
-class Prep(SteepScores):
+class Prep(ChunkPrep, SteepScores):
     """The PREP kernel of one schedule, compiled once for every T, N and H.
 
     Parameters
@@ -283,36 +277,6 @@ class Prep(SteepScores):
 
     # ------------------------------------------------------------------------- input rows
 
-    @cute.jit
-    def find_place(self, CU, O, T, H, base, lane):
-        """One warp: leave first token, rows (-1: nothing to do), slot and head for the others.
-
-        Clears this CTA's share of the rows of O that no sequence covers, too.
-        """
-        cta = cute.arch.block_idx()[0]
-        slot, head = cta // H, cta % H
-        N = CU.shape[0] - 1
-        begin = max(offset(CU, 0, T), 0)
-        end = max(offset(CU, N, T), begin)
-        n, lo, hi, chunk = locate(CU, slot, T, self.bt, self.unroll)
-        start, rows = lo + chunk * self.bt, I32(-1)
-        if n < N:
-            rows = max(min(hi - start, self.bt), 0)
-        if lane == 0:
-            op.store_i32x4(base, (start, rows, slot, head), self.plan.off_place)
-            op.store32(base, I32(0), self.plan.off_steep)
-        if begin > 0 or end < T:
-            if N > 0:
-                end = bounds(CU, N - 1, T)[1]
-            every = cute.arch.grid_dim()[0] // H
-            for row in cutlass.range(slot, T, every, unroll=1):
-                if row < begin or row >= end:
-                    at = ((I64(row) * H + head) * HEAD + lane * 4) * 2
-                    op.ptx(
-                        "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
-                        inputs=[O.iterator.toint() + at, I32(0)],
-                    )
-
     def fetch_values(self, V, base, tid, first, H, rows):
         """V into U's place in the image; W and U are computed in place."""
         layout = self.layout
@@ -446,39 +410,3 @@ class Prep(SteepScores):
                 if size:
                     pair = op.pack(*(x * y for x, y in zip(op.unpack(pair), factor, strict=True)))
                 op.store32(place ^ (r << 4), pair, at + r * HALF)
-
-    # ------------------------------------------------------------------------------- W and U
-
-    def apply_inverse(self, base, warp, lane):
-        """W and U over Khat and V: each warp its own columns, so that it may do it in place."""
-        plan, layout, bt, n = self.plan, self.layout, self.bt, self.plan.tiles
-        slabs = TILE // plan.warps if plan.warps < TILE else 1  # 16 slabs of 16 columns
-        is_u = warp >= plan.warps // 2
-        block = op.select(is_u, I32(bt * HALF), I32(layout.block_q))
-        home = base + op.select(is_u, I32(layout.common), I32(0))
-        sign = op.select(is_u, I32(0), I32(-(2**31) + 2**15))  # W is stored negated
-        left = {}
-        for i in range(n):
-            for k in range(i + 1):
-                row = lane % 16 + i * TILE
-                piece = (lane // 16 + 2 * k) ^ twist(bt, row)
-                left[i, k] = op.ldmatrix(base + row * (2 * bt) + piece * 16, plan.off_x)
-        for s in range(slabs):
-            slab = (warp * slabs + s) % 8
-            place = home + slab // 4 * block
-            first = slab % 4 * 2
-            row = lane % 8 + lane // 8 % 2 * 8
-            from_ = place + row * HALF + (((first + lane // 16) ^ (lane % 8)) << 4)
-            right = [op.ldmatrix(from_, k * TILE * HALF, transpose=True) for k in range(n)]
-            cute.arch.sync_warp()
-            for i in range(n):
-                acc = [op.zeros(), op.zeros()]
-                for k in range(i + 1):
-                    for half in range(2):
-                        acc[half] = op.mma(acc[half], left[i, k], right[k][2 * half : 2 * half + 2])
-                out = [
-                    op.pack(acc[half][2 * r], acc[half][2 * r + 1]) ^ sign
-                    for half in range(2)
-                    for r in range(2)
-                ]
-                op.stmatrix(from_, out, i * TILE * HALF)

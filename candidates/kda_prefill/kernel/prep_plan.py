@@ -11,51 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.tiles import LOWER_BYTES, SM_SMEM_BYTES, TILE
 
 __all__ = [
     "BLOCK_BYTES",
     "GROUP",
-    "HALF",
-    "LOWER_BYTES",
-    "LOWER_PITCH",
-    "TILE",
     "Job",
     "Plan",
     "Step",
-    "twist",
 ]
-
-TILE = 16
-"""Tokens per operand block and rows of a score tile (mma.m16n8k16)."""
 
 GROUP = 8
 """Tokens that one warp scales: it holds their gates, q and k in registers."""
 
 BLOCK_BYTES = 2 * TILE * HEAD
 """An operand block: [2, 16, 64] bf16, two halves of 64 channels in the 128-byte swizzle."""
-
-HALF = HEAD
-"""Bytes of a row of 64 channels in bf16: half of the channels."""
-
-LOWER_PITCH = 20
-"""fp32 elements per row of a 16 x 16 block of L or X.
-
-A multiple of 4 that keeps fragment reads free of bank conflicts: 20 g + t (and 40 t + g) fall
-into 32 different banks for g < 8, t < 4.
-"""
-
-LOWER_BYTES = 4 * TILE * LOWER_PITCH
-
-SM_SMEM_BYTES = 228 * 1024
-"""Shared memory of an sm_90 SM; each block takes 1 KiB more than it asks for."""
-
-
-def twist(bt: int, row: int) -> int:
-    """What a [BT, BT] bf16 part exchanges the 16-byte pieces of ``row`` with (see ImageLayout).
-
-    Of a run-time row as well.
-    """
-    return row * bt // 64 % (bt // 8)
 
 
 @dataclass(frozen=True)
@@ -340,8 +310,3 @@ class Plan:
         """CTAs of an SM by shared memory and registers."""
         by_smem = SM_SMEM_BYTES // (self.smem_bytes + 1024)
         return max(1, min(by_smem, 65536 // (self.registers * self.threads)))
-
-    @staticmethod
-    def lower_block(row: int, col: int) -> int:
-        """Number of block (row, col) of L."""
-        return row * (row + 1) // 2 + col

@@ -12,14 +12,9 @@ import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.image import HEAD
-from candidates.kda_prefill.kernel.prep_plan import (
-    BLOCK_BYTES,
-    HALF,
-    LOWER_BYTES,
-    LOWER_PITCH,
-    TILE,
-    twist,
-)
+from candidates._delta_rule.kernel.prep import positions
+from candidates._delta_rule.kernel.tiles import HALF, LOWER_BYTES, LOWER_PITCH, TILE, twist
+from candidates.kda_prefill.kernel.prep_plan import BLOCK_BYTES
 
 __all__ = ["finish", "keep", "multiply"]
 
@@ -65,13 +60,6 @@ def multiply(plan, index, jobs, base, warp, lane):
                 cols = op.ldmatrix(b ^ at, side * far)
             acc[i] = op.mma(acc[i], rows, cols[2 * i : 2 * i + 2])
     return acc if step.wide else [[x + y for x, y in zip(*acc, strict=True)]]
-
-
-def positions(jobs, warp, lane):
-    """Rows (two) and first column (of two) of the chunk that a lane holds of a tile."""
-    row = op.table([j.row for j in jobs], warp) * TILE + lane // 4
-    col = op.table([2 * j.col + j.half for j in jobs], warp) * 8 + lane % 4 * 2
-    return row, col
 
 
 def keep(size, jobs, tile, kept, warp, lane):

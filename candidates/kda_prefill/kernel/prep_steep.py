@@ -19,17 +19,10 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import LOWEST_BOUND
-from candidates.kda_prefill.kernel.prep_plan import (
-    BLOCK_BYTES,
-    GROUP,
-    HALF,
-    LOWER_BYTES,
-    LOWER_PITCH,
-    TILE,
-    Plan,
-    twist,
-)
-from candidates.kda_prefill.kernel.prep_scores import multiply, positions
+from candidates._delta_rule.kernel.prep import positions
+from candidates._delta_rule.kernel.tiles import HALF, LOWER_BYTES, LOWER_PITCH, TILE, twist
+from candidates.kda_prefill.kernel.prep_plan import BLOCK_BYTES, GROUP, Plan
+from candidates.kda_prefill.kernel.prep_scores import multiply
 from candidates.kda_prefill.kernel.steep_plan import (
     RUN,
     RUN_FLOOR,

@@ -10,9 +10,15 @@ import cutlass
 import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import prep_ops as op
-from candidates.kda_prefill.kernel.prep_plan import LOWER_BYTES, LOWER_PITCH, TILE, twist
+from candidates._delta_rule.kernel.tiles import (
+    LOWER_BYTES,
+    LOWER_PITCH,
+    TILE,
+    lower_block,
+    twist,
+)
 
-__all__ = ["invert"]
+__all__ = ["blank", "invert"]
 
 F32, I32 = op.F32, op.I32
 
@@ -49,7 +55,7 @@ def invert(plan: cutlass.Constexpr, base, warp, lane):
 
 def lower(plan, base, row, col):
     """Address of a block of L or X; block numbers at compile time or run time."""
-    return base + plan.lower_block(row, col) * LOWER_BYTES + plan.off_l
+    return base + lower_block(row, col) * LOWER_BYTES + plan.off_l
 
 
 def substitute(plan, base, warp, lane):
