@@ -82,14 +82,14 @@ def test_every_form_of_the_inputs_compiles_without_spills() -> None:
     assert budget_problems(kernel) == ()
 
 
-def test_the_scan_is_kdas_bit_for_bit() -> None:
+def test_the_scan_is_that_of_every_family_bit_for_bit() -> None:
+    from candidates._delta_rule.kernel import launch
     from candidates._delta_rule.kernel.resources import Cubin, dynamic_smem, kernel_resources
     from candidates.gdn_prefill.kernel import host
-    from candidates.kda_prefill.kernel import launch
 
     compiled, cubin = host.compile_function(*host.scan_job(Config(16), True), keep=True)
     kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
-    shared = launch._scan_part(16, 64, 1)
+    shared = launch.scan_part(16, 64, 1)
     assert (kernels, code) == (shared.kernels, shared.code_sha256)
 
 

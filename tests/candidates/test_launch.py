@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import time
@@ -25,6 +26,21 @@ def host():
 @pytest.fixture(scope="module")
 def bad(host):
     return importlib.import_module("bad_kernels")
+
+
+@pytest.fixture
+def jobs(host, monkeypatch):
+    """Names of what is compiled from here on."""
+    shared = importlib.import_module("candidates._delta_rule.kernel.host")
+    compile_function, names = shared.compile_function, []
+    monkeypatch.setattr(
+        shared,
+        "compile_function",
+        lambda job, *args, **kw: (
+            names.append(type(job).__name__) or compile_function(job, *args, **kw)
+        ),
+    )
+    return names
 
 
 def judged(host, job, arguments):
@@ -62,7 +78,7 @@ def test_shared_memory_over_the_limit_compiles_and_is_caught(host, bad):
 
 def test_a_schedule_is_compiled_and_judged(host, monkeypatch):
     # A part that another test of this process compiled would bring that test's seconds along.
-    for part in ("_prep_part", "_scan_part"):
+    for part in ("_prep_part", "scan_part"):
         monkeypatch.setattr(launch, part, getattr(launch, part).__wrapped__)
     began = time.perf_counter()
     build = launch.compile_schedule(MID)
@@ -97,8 +113,9 @@ def test_every_offered_schedule_compiles_within_its_budgets(host):
 
 @pytest.mark.parametrize("segments", [2, 4])
 def test_segments_bring_their_kernels_in_launch_order(host, segments):
+    from candidates._delta_rule.kernel.image import boundary_words
     from candidates._delta_rule.kernel.scan import Scan
-    from candidates.kda_prefill.kernel.entry import Config, boundary_words, workspace
+    from candidates.kda_prefill.kernel.entry import Config, workspace
 
     schedule = Schedule((("bt", 32), ("anchor", "mid"), ("segments", segments), ("rows", 64)))
     build = launch.compile_schedule(schedule)
@@ -113,17 +130,9 @@ def test_segments_bring_their_kernels_in_launch_order(host, segments):
     assert (boundaries,) == scan.buffers(8192, 2, 3)
 
 
-def test_equal_schedules_give_equal_code_and_parts_are_compiled_once(host, monkeypatch):
+def test_equal_schedules_give_equal_code_and_parts_are_compiled_once(jobs):
     first = launch.compile_schedule(MID)
-    jobs = []
-    compile_function = host.compile_function
-    monkeypatch.setattr(
-        host,
-        "compile_function",
-        lambda job, *args, **kw: (
-            jobs.append(type(job).__name__) or compile_function(job, *args, **kw)
-        ),
-    )
+    jobs.clear()
     assert launch.compile_schedule(MID) == first  # its seconds too
     assert jobs == []
     launch._prep_part.cache_clear()
@@ -132,18 +141,10 @@ def test_equal_schedules_give_equal_code_and_parts_are_compiled_once(host, monke
     assert replace(again, seconds=first.seconds) == first
 
 
-def test_schedules_share_the_parts_they_have_in_common(host, monkeypatch):
+def test_schedules_share_the_parts_they_have_in_common(jobs):
     wide = Schedule((("bt", 32), ("anchor", "mid"), ("segments", 1), ("rows", 128)))
     launch.compile_schedule(MID)
-    jobs = []
-    compile_function = host.compile_function
-    monkeypatch.setattr(
-        host,
-        "compile_function",
-        lambda job, *args, **kw: (
-            jobs.append(type(job).__name__) or compile_function(job, *args, **kw)
-        ),
-    )
+    jobs.clear()
     build = launch.compile_schedule(wide)
     assert "Prep" not in jobs
     assert build.kernels[0] == launch.compile_schedule(MID).kernels[0]
@@ -230,6 +231,25 @@ def test_loading_without_a_gpu_is_the_machines_fault(host, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA B200")
     with pytest.raises(ToolchainError, match="B200 is sm_100"):
         launch.load_schedule(MID)
+
+
+def test_a_loaded_schedule_is_not_compiled_again_when_it_is_bound(host, monkeypatch):
+    import torch
+
+    from candidates.kda_prefill.kernel import entry
+
+    made = []
+    monkeypatch.setattr(host, "compile_call", lambda *what: made.append(what) or print)
+    monkeypatch.setattr(launch, "require_gpu", lambda: None)
+    monkeypatch.setattr(entry.arguments, "on_gpu", lambda x: True)
+    monkeypatch.setattr(entry, "compiled", functools.lru_cache(entry.compiled.__wrapped__))
+    x = {n: torch.randn(9, 2, 128).bfloat16() for n in ("q", "k", "v")}
+    x |= {"g": -torch.rand(9, 2, 128), "beta": torch.rand(9, 2), "scale": None}
+    x["cu_seqlens"] = torch.tensor([0, 4, 9], dtype=torch.int32)
+    x["initial_state"] = torch.zeros(2, 2, 128, 128)
+    outputs = {"o": torch.empty_like(x["v"]), "final_state": torch.empty(2, 2, 128, 128)}
+    launch.load_schedule(MID).bind(x, outputs)
+    assert made == [(entry.Config(32, "mid"), True, entry.Options())]
 
 
 def test_a_bound_call_launches_on_the_given_outputs(monkeypatch):

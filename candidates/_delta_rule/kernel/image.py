@@ -13,6 +13,7 @@ from dataclasses import dataclass
 __all__ = [
     "HEAD",
     "ImageLayout",
+    "boundary_words",
     "chunks_of",
     "entry_base",
     "segment_entries",
@@ -193,3 +194,8 @@ def entry_base(start: int, n: int, T: int, N: int, bt: int, unroll: int, segment
     if N * (segments - 1) <= T // (2 * bt * unroll):
         return n * (segments - 1)
     return start // (2 * bt * unroll)
+
+
+def boundary_words(segments: int) -> int:
+    """fp32 words of one inner segment boundary: a state, and with a carry a bf16 map as well."""
+    return HEAD * HEAD + (HEAD * HEAD // 2 if segments > 2 else 0)

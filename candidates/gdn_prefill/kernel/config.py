@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from candidates._delta_rule.kernel.image import ImageLayout, segment_entries, slots, unroll_of
+from candidates._delta_rule.kernel.config import named, whole, workspace
+from candidates._delta_rule.kernel.image import (
+    unroll_of,
+)
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
-from candidates.kda_prefill.kernel.config import _named, _whole, boundary_words
 
 __all__ = ["DEFAULT", "Config", "FusedConfig", "schedule_of", "workspace"]
 
@@ -37,9 +39,9 @@ class Config:
     segments: int = 1
 
     def __post_init__(self) -> None:
-        _whole(self, "bt", (16, 32, 64))
-        _whole(self, "rows", (64, 128))
-        _whole(self, "segments", (1, 2, 4, 8))
+        whole(self, "bt", (16, 32, 64))
+        whole(self, "rows", (64, 128))
+        whole(self, "segments", (1, 2, 4, 8))
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
@@ -52,7 +54,7 @@ class Config:
         """
         if isinstance(values, Config):
             return values
-        return cls(**_named(cls, values, "split", ("bt",)))
+        return cls(**named(cls, values, "split", ("bt",)))
 
     @property
     def in_place(self) -> bool:
@@ -86,8 +88,8 @@ class FusedConfig:
     waves: int = 1
 
     def __post_init__(self) -> None:
-        _whole(self, "rows")
-        _whole(self, "waves")
+        whole(self, "rows")
+        whole(self, "waves")
         plan = FusedPlan(self.rows)  # refuses what does not exist
         if self.waves > 1 and not plan.cuts:
             raise ValueError(f"waves={self.waves} beside rows={self.rows}, which does not cut")
@@ -97,7 +99,7 @@ class FusedConfig:
         """As :meth:`Config.of`; ``form``, if given, is ``fused``."""
         if isinstance(values, FusedConfig):
             return values
-        return cls(**_named(cls, values, "fused", ("rows",)))
+        return cls(**named(cls, values, "fused", ("rows",)))
 
     @property
     def in_place(self) -> bool:
@@ -143,17 +145,3 @@ def schedule_of(values: Config | FusedConfig | Mapping[str, Any] | None) -> Conf
             f"schedule must be a Config, a FusedConfig or a mapping, not {type(values).__name__}"
         )
     return FusedConfig.of(values) if values.get("form") == "fused" else Config.of(values)
-
-
-def workspace(config: Config, T: int, N: int, HV: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Scratch tensors of one call, as (shape, torch dtype name), in the order of the ABI.
-
-    Bounded by the arguments: images of about ``9 T HV 128`` bytes and one padded turn for each
-    sequence; with more than one segment, 96 KiB at most for each inner boundary and head.
-    """
-    images = (slots(T, N, config.bt, config.unroll), HV, ImageLayout(config.bt).elements)
-    if config.segments == 1:
-        return ((images, "bfloat16"),)
-    entries = segment_entries(T, N, config.bt, config.unroll, config.segments)
-    words = boundary_words(config.segments)
-    return (images, "bfloat16"), ((max(entries, 1), HV, words), "float32")

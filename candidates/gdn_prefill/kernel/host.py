@@ -13,20 +13,24 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
-from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.host import (
+    TYPES,
+    bare_function,
+    boundaries_of,
+    compile_function,
+    fake,
+    images_of,
+    offsets_of,
+    strided,
+)
+from candidates._delta_rule.kernel.host import scan_job as scan_alone
+from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.scan import Scan
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig
 from candidates.gdn_prefill.kernel.fused import Fused
 from candidates.gdn_prefill.kernel.prep import Prep
-from candidates.kda_prefill.kernel.config import boundary_words
 from candidates.kda_prefill.kernel.fixup import Fixup
-
-# The compiler is not thread-safe: all that is compiled in a process goes through one lock.
-from candidates.kda_prefill.kernel.host import _TYPES as TYPES
-from candidates.kda_prefill.kernel.host import _fake as fake
-from candidates.kda_prefill.kernel.host import _strided as strided
-from candidates.kda_prefill.kernel.host import bare_function, compile_function
 
 __all__ = [
     "ABI",
@@ -113,8 +117,7 @@ class _Arguments:
             view(TYPES[name], (T, HV), align=TYPES[name].width // 8)
             for name in (options.gate_dtype, options.beta_dtype)
         )
-        offsets = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
-        self.CU = fake(offsets, (cute.sym_int(),), align=offsets.width // 8)
+        self.CU = offsets_of(options)
         state = (N, HV, HEAD, HEAD)
         self.S0 = fake(TYPES[options.initial_state], state) if with_state else None
         self.S = None
@@ -132,13 +135,8 @@ class _SplitArguments(_Arguments):
 
     def __init__(self, config: Config, with_state: bool, options: Options) -> None:
         super().__init__(with_state, options)
-        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
-        images = (cute.sym_int(), self.HV, ImageLayout(config.bt).elements)
-        self.X = fake(cutlass.BFloat16, images, align=128)
-        self.boundaries = None
-        if config.segments > 1:
-            entries = (cute.sym_int(), self.HV, boundary_words(config.segments))
-            self.boundaries = fake(cutlass.Float32, entries, align=128)
+        self.X = images_of(config.bt, self.HV)
+        self.boundaries = boundaries_of(config.segments, self.HV)
 
 
 def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, ...]]:
@@ -153,11 +151,7 @@ def scan_job(
     config: Config, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
     """SCAN alone, with the arguments to compile it."""
-    a = _SplitArguments(config, with_state, options)
-    boundaries = None if a.boundaries is None else (a.boundaries,)
-    return Scan(config.bt, config.rows, config.segments), (
-        a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream,
-    )  # fmt: skip
+    return scan_alone(config.bt, config.rows, config.segments, with_state, options)
 
 
 def fused_job(

@@ -1,38 +1,32 @@
 """Compile schedules of the kernels, judge what the compiler made, and load them on a GPU.
 
 :func:`compile_schedule` needs no GPU.  PREP and SCAN are compiled apart for it and kept while
-the process lives, SCAN together with KDA's own, so that a whole preset of schedules costs little
-more than its distinct parts; :func:`load_schedule` compiles both into the one call that is
-launched.
+the process lives, so that a whole preset of schedules costs little more than its distinct
+parts; :func:`load_schedule` compiles both into the one call that is launched.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candidates._base import Build, BuildError, Schedule
+from candidates._delta_rule.kernel import launch as shared
+from candidates._delta_rule.kernel.launch import (
+    PARTS,
+    Part,
+    built,
+    compile_part,
+    compiling,
+    require_gpu,
+    scan_names,
+    scan_part,
+)
 from candidates._delta_rule.kernel.options import PLAIN
-from candidates._delta_rule.kernel.resources import budget_problems
 from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of
 from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
-from candidates.kda_prefill.kernel.launch import (
-    _compile_part,
-    _Part,
-    _scan_part,
-    compiling,
-    require_gpu,
-)
-from candidates.kda_prefill.kernel.launch import kernel_names as kda_kernel_names
-
-if TYPE_CHECKING:
-    import torch
-
-    from operations import Inputs, Outputs
 
 __all__ = [
     "LoadedSchedule",
@@ -46,9 +40,8 @@ __all__ = [
 
 
 def kernel_names(segments: int) -> tuple[str, ...]:
-    """Prefixes of the kernels a schedule launches, in launch order; the scan's are KDA's."""
-    _, *behind = kda_kernel_names(segments)
-    return ("gdn_prep_", *behind)
+    """Prefixes of the kernels a schedule launches, in launch order."""
+    return ("gdn_prep_", *scan_names(segments))
 
 
 def fused_names(config: FusedConfig) -> tuple[str, ...]:
@@ -81,23 +74,15 @@ def compile_schedule(schedule: Schedule) -> Build:
     """
     config = config_of(schedule)
     require_dsl()
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     if isinstance(config, FusedConfig):
         parts = (_fused_part(config.rows),)
     else:
         parts = (
             _prep_part(config.bt, config.unroll),
-            _scan_part(config.bt, config.rows, config.segments),
+            scan_part(config.bt, config.rows, config.segments),
         )
-    kernels = tuple(k for part in parts for k in part.kernels)
-    code = "".join(part.code_sha256 for part in parts)
-    return Build(
-        schedule_key=schedule.key,
-        kernels=kernels,
-        seconds=sum(part.seconds for part in parts),
-        cubin_sha256=hashlib.sha256(code.encode()).hexdigest(),
-        problems=tuple(p for kernel in kernels for p in budget_problems(kernel)),
-    )
+    return built(schedule, parts)
 
 
 def load_schedule(schedule: Schedule) -> LoadedSchedule:
@@ -120,71 +105,25 @@ def load_schedule(schedule: Schedule) -> LoadedSchedule:
     return LoadedSchedule(config)
 
 
-class LoadedSchedule:
-    """A compiled schedule; see :class:`candidates.Runnable`.
+class LoadedSchedule(shared.LoadedSchedule):
+    """See :class:`candidates._delta_rule.kernel.launch.LoadedSchedule`.
 
     Parameters
     ----------
     config : Config or FusedConfig
     keep : object
         Kept while the schedule is: the modules that its functions came from.
-
-    Attributes
-    ----------
-    kernel_names : tuple of str
-    chunk_tokens : int
-        Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
     def __init__(self, config: Config | FusedConfig, keep: object = None) -> None:
-        self.config = config
-        self._keep = keep
-        # In place only where no CTA writes a state that another one still reads.
-        self._in_place = config.in_place
         if isinstance(config, FusedConfig):
-            self.kernel_names, self.chunk_tokens = fused_names(config), FUSED_BT
+            super().__init__(config, config.in_place, fused_names(config), FUSED_BT, keep)
         else:
-            self.kernel_names, self.chunk_tokens = kernel_names(config.segments), config.bt
+            names = kernel_names(config.segments)
+            super().__init__(config, config.in_place, names, config.bt, keep)
 
-    def bind(self, inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
-        """Check fixed tensors once and return the call on them.
-
-        Parameters
-        ----------
-        inputs : Mapping
-            ``q, k, v, g, beta, cu_seqlens``, and ``initial_state`` and ``scale`` or None for
-            either; packed tensors on the current GPU.
-        outputs : Mapping
-            ``o`` and ``final_state``.
-
-        Returns
-        -------
-        callable
-            Launches on the current stream without synchronising; scratch belongs to each call.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs that the kernels do not serve, by name.
-        """
-        entry = _entry()
-        args = [inputs[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens")]
-        state, scale = inputs.get("initial_state"), inputs.get("scale")
-        if args[-1] is None:
-            raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
-        results = {"o": outputs["o"], "final_state": outputs["final_state"]}
-        options = entry.check(*args, state, *results.values(), self._in_place)
-        launcher = compiling(
-            lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
-        )
-        scale = entry.DEFAULT_SCALE if scale is None else float(scale)
-        call = functools.partial(launcher, *args, state, scale, *results.values())
-
-        def run() -> Mapping[str, torch.Tensor]:
-            call()
-            return results
-
-        return run
+    def _entry(self) -> Any:
+        return _entry()
 
 
 def _entry() -> Any:
@@ -202,16 +141,19 @@ def config_of(schedule: Schedule) -> Config | FusedConfig:
         raise BuildError(f"{schedule.key}: {error}") from error
 
 
-@functools.lru_cache(maxsize=64)  # a few hundred bytes each
-def _prep_part(bt: int, unroll: int) -> _Part:
-    from candidates.gdn_prefill.kernel import host
-
+@functools.lru_cache(maxsize=PARTS)
+def _prep_part(bt: int, unroll: int) -> Part:
     config = next(c for c in (Config(bt, 64), Config(bt, 128)) if c.unroll == unroll)
-    return _compile_part("prep", lambda _: host.prep_job(config))
+    return compile_part("prep", lambda: _host().prep_job(config))
 
 
-@functools.lru_cache(maxsize=4)
-def _fused_part(rows: int) -> _Part:
+@functools.lru_cache(maxsize=PARTS)
+def _fused_part(rows: int) -> Part:
+    return compile_part("fused", lambda: _host().fused_job(FusedConfig(rows), True))
+
+
+def _host() -> Any:
+    """The module of host functions; imported late, because it imports the DSL."""
     from candidates.gdn_prefill.kernel import host
 
-    return _compile_part("fused", lambda _: host.fused_job(FusedConfig(rows), True))
+    return host

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from candidates._delta_rule.kernel.image import HEAD, ImageLayout, segment_entries, slots, unroll_of
+from candidates._delta_rule.kernel.config import named, whole, workspace
+from candidates._delta_rule.kernel.image import (
+    unroll_of,
+)
 
 from .fused_plan import FusedPlan
 from .prep_plan import Plan
 
-__all__ = ["DEFAULT", "Config", "FusedConfig", "boundary_words", "schedule_of", "workspace"]
-
-
-def _named(
-    cls: Any, values: Mapping[str, Any], form: str, needed: tuple[str, ...]
-) -> dict[str, Any]:
-    """The fields of ``cls`` among ``values``, of which every name must be known."""
-    chosen = dict(values)
-    if chosen.pop("form", form) != form:
-        raise ValueError(f"schedule has form={values['form']!r}, not {form!r}")
-    known = [f.name for f in fields(cls)]
-    if unknown := sorted(str(name) for name in chosen if name not in known):
-        names = ", ".join(sorted(known))
-        raise ValueError(f"schedule has no {unknown[0]!r}; it knows {names}")
-    if missing := [name for name in needed if name not in chosen]:
-        raise ValueError(f"schedule needs {missing[0]!r}")
-    return chosen
-
-
-def _whole(config: Any, name: str, known: tuple[int, ...] = ()) -> None:
-    """A field that is a positive int, one of ``known`` where there are some."""
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} is no positive int")
-    if known and value not in known:
-        raise ValueError(f"{name}={value} is not one of {list(known)}")
+__all__ = ["DEFAULT", "Config", "FusedConfig", "schedule_of", "workspace"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +50,11 @@ class Config:
     diagonal: str | None = None
 
     def __post_init__(self) -> None:
-        _whole(self, "bt", (16, 32, 64))
-        _whole(self, "rows", (64, 128))
-        _whole(self, "segments", (1, 2, 4, 8))
+        whole(self, "bt", (16, 32, 64))
+        whole(self, "rows", (64, 128))
+        whole(self, "segments", (1, 2, 4, 8))
         if self.block is not None:
-            _whole(self, "block", (16, 32))
+            whole(self, "block", (16, 32))
         Plan(self.bt, self.anchor, self.block, self.diagonal)  # refuses what does not exist
 
     @classmethod
@@ -90,7 +68,7 @@ class Config:
         """
         if isinstance(values, Config):
             return values
-        return cls(**_named(cls, values, "split", ("bt", "anchor")))
+        return cls(**named(cls, values, "split", ("bt", "anchor")))
 
     @property
     def unroll(self) -> int:
@@ -122,8 +100,8 @@ class FusedConfig:
     waves: int = 1
 
     def __post_init__(self) -> None:
-        _whole(self, "builders")
-        _whole(self, "waves")
+        whole(self, "builders")
+        whole(self, "waves")
         FusedPlan(self.frame, self.builders)  # refuses what does not exist
 
     @classmethod
@@ -131,7 +109,7 @@ class FusedConfig:
         """As :meth:`Config.of`; ``form``, if given, is ``fused``."""
         if isinstance(values, FusedConfig):
             return values
-        return cls(**_named(cls, values, "fused", ("frame", "builders")))
+        return cls(**named(cls, values, "fused", ("frame", "builders")))
 
 
 DEFAULT = FusedConfig("middle", 3)
@@ -168,21 +146,3 @@ def schedule_of(values: Config | FusedConfig | Mapping[str, Any] | None) -> Conf
     if form == "split":
         return Config.of(values)
     raise ValueError(f"schedule has form={form!r}, which is not one of ['split', 'fused']")
-
-
-def workspace(config: Config, T: int, N: int, H: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Scratch tensors of one call, as (shape, torch dtype name), in the order of the ABI.
-
-    Bounded by the arguments: images of about ``9 T H 128`` bytes and one padded turn for each
-    sequence; with more than one segment, 96 KiB for each inner boundary and head.
-    """
-    images = (slots(T, N, config.bt, config.unroll), H, ImageLayout(config.bt).elements)
-    if config.segments == 1:
-        return ((images, "bfloat16"),)
-    entries = segment_entries(T, N, config.bt, config.unroll, config.segments)
-    return (images, "bfloat16"), ((max(entries, 1), H, boundary_words(config.segments)), "float32")
-
-
-def boundary_words(segments: int) -> int:
-    """fp32 words of one inner segment boundary: a state, and with a carry a bf16 map as well."""
-    return HEAD * HEAD + (HEAD * HEAD // 2 if segments > 2 else 0)

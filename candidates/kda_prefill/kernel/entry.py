@@ -20,7 +20,7 @@ from candidates._delta_rule.kernel.options import PLAIN, Options
 
 from . import arguments
 from .arguments import check
-from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
+from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
 from .fused_plan import Scratch, pieces_of
 from .known import DEFAULT_SCALE, key_of, new, recall, remember
 
@@ -30,7 +30,6 @@ __all__ = [
     "FusedConfig",
     "Options",
     "adopt",
-    "boundary_words",
     "check",
     "compiled",
     "kda_prefill",

@@ -2,15 +2,11 @@
 
 The order of arguments of the compiled function, stream omitted (it takes torch's current
 stream of the tensors' device), is the ABI, stated once here in :data:`ABI`.  T, N, H and the
-number of slots are run-time values: one compilation serves every shape.  The DSL's compiler is
-not thread-safe: :func:`compile_function` holds a lock.
+number of slots are run-time values: one compilation serves every shape.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +14,23 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
-from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.host import (
+    TYPES,
+    NoFunctionError,
+    bare_function,
+    boundaries_of,
+    compile_function,
+    fake,
+    images_of,
+    offsets_of,
+    strided,
+)
+from candidates._delta_rule.kernel.host import scan_job as scan_alone
+from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.scan import Scan
 
-from .config import Config, FusedConfig, boundary_words
+from .config import Config, FusedConfig
 from .fixup import Fixup
 from .fused import Fused
 from .prep import Prep
@@ -65,19 +73,12 @@ and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 
 
-class NoFunctionError(TypeError):
-    """The DSL ignored ``--enable-tvm-ffi``: its object would convert every tensor at every call."""
-
-
-_LOCK = threading.Lock()
-_TARGET = "--enable-tvm-ffi --gpu-arch sm_90a"
-
-
 class KdaPrefill:
     """PREP and SCAN of one configuration behind one host function."""
 
     def __init__(self, config: Config, options: Options = PLAIN) -> None:
-        self.prep, self.scan = _prep(config, options), _scan(config)
+        self.prep = _prep(config, options)
+        self.scan = Scan(config.bt, config.rows, config.segments)
 
     @cute.jit
     def __call__(
@@ -143,13 +144,6 @@ def _prep(config: Config, options: Options) -> Prep:
     return Prep(config.bt, config.anchor, config.block, config.diagonal, config.unroll, options)
 
 
-def _scan(config: Config) -> Scan:
-    return Scan(config.bt, config.rows, config.segments)
-
-
-_TYPES = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}
-
-
 class _Arguments:
     """Fake tensors of one compilation: equal symbols are equal sizes, checked at each call."""
 
@@ -157,26 +151,23 @@ class _Arguments:
         N, H = cute.sym_int(), cute.sym_int()
         HV = H if options.compact else cute.sym_int()
         lead: tuple[Any, ...] = (cute.sym_int(),)
-        self.CU = None
         if options.offsets == "equal":
             lead = (N, cute.sym_int())
-        else:
-            kind = cutlass.Int64 if options.offsets == "int64" else cutlass.Int32
-            self.CU = _fake(kind, (cute.sym_int(),), align=kind.width // 8)
-        view = _fake if options.compact else _strided
+        self.CU = offsets_of(options)
+        view = fake if options.compact else strided
         self.Q, self.K = (view(cutlass.BFloat16, (*lead, H, HEAD)) for _ in range(2))
         self.V = view(cutlass.BFloat16, (*lead, HV, HEAD))
-        self.O = _fake(cutlass.BFloat16, (*lead, HV, HEAD))
-        self.G = view(_TYPES[options.gate_dtype], (*lead, HV, HEAD))
-        kind = _TYPES[options.beta_dtype]
+        self.O = fake(cutlass.BFloat16, (*lead, HV, HEAD))
+        self.G = view(TYPES[options.gate_dtype], (*lead, HV, HEAD))
+        kind = TYPES[options.beta_dtype]
         self.B = view(kind, (*lead, HV), align=kind.width // 8)
         state = (N, HV, HEAD, HEAD)
-        self.S0 = _fake(_TYPES[options.initial_state], state) if with_state else None
+        self.S0 = fake(TYPES[options.initial_state], state) if with_state else None
         self.S = None
         if options.final_state is not None:
-            self.S = _fake(_TYPES[options.final_state], state)
-        self.A_log = _fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
-        self.dt_bias = _fake(cutlass.Float32, (HV, HEAD), align=4) if options.bias else None
+            self.S = fake(TYPES[options.final_state], state)
+        self.A_log = fake(cutlass.Float32, (HV,), align=4) if options.raw_gate else None
+        self.dt_bias = fake(cutlass.Float32, (HV, HEAD), align=4) if options.bias else None
         self.bound = cutlass.Float32(-1.0) if options.gate == "safe" else None
         self.H = HV
         self.scale = cutlass.Float32(1.0)
@@ -188,30 +179,8 @@ class _SplitArguments(_Arguments):
 
     def __init__(self, config: Config, with_state: bool, options: Options) -> None:
         super().__init__(with_state, options)
-        # Bulk copies of whole images: torch's allocator aligns to 512 bytes.
-        shape = (cute.sym_int(), self.H, ImageLayout(config.bt).elements)
-        self.X = _fake(cutlass.BFloat16, shape, align=128)
-        self.boundaries = None
-        if config.segments > 1:
-            words = boundary_words(config.segments)
-            self.boundaries = _fake(cutlass.Float32, (cute.sym_int(), self.H, words), align=128)
-
-
-def _fake(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
-    """Row-major compact tensor (the DSL's own default is column-major)."""
-    order = tuple(reversed(range(len(shape))))
-    return cute.runtime.make_fake_compact_tensor(
-        dtype, shape, stride_order=order, assumed_align=align
-    )
-
-
-def _strided(dtype: Any, shape: tuple[Any, ...], align: int = 16) -> Any:
-    """Tensor with strides of its own, but in the last dimension of a tensor of channels."""
-    step = max(align * 8 // dtype.width, 1)
-    free = len(shape) if shape[-1] is not HEAD else len(shape) - 1
-    strides = [cute.sym_int64(divisibility=step) for _ in range(free)]
-    strides += [1] * (len(shape) - free)
-    return cute.runtime.make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
+        self.X = images_of(config.bt, self.H)
+        self.boundaries = boundaries_of(config.segments, self.H)
 
 
 def prep_job(config: Config, options: Options = PLAIN) -> tuple[Any, tuple[Any, ...]]:
@@ -226,9 +195,7 @@ def scan_job(
     config: Config, with_state: bool, options: Options = PLAIN
 ) -> tuple[Any, tuple[Any, ...]]:
     """SCAN alone, with the arguments to compile it."""
-    a = _SplitArguments(config, with_state, options)
-    boundaries = None if a.boundaries is None else (a.boundaries,)
-    return _scan(config), (a.X, a.CU, a.S0, a.O, a.S, boundaries, a.stream)
+    return scan_alone(config.bt, config.rows, config.segments, with_state, options)
 
 
 def fused_job(
@@ -236,40 +203,11 @@ def fused_job(
 ) -> tuple[Any, tuple[Any, ...]]:
     """The fused kernel and its fix-up, with the arguments to compile them."""
     a = _Arguments(with_state, options)
-    scratch = _fake(cutlass.Float32, (cute.sym_int(),), align=128)
+    scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
     return FusedPrefill(config, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
         a.A_log, a.dt_bias, a.bound, a.stream,
     )  # fmt: skip
-
-
-def compile_function(job: Any, arguments: tuple[Any, ...], keep: bool = False) -> tuple[Any, bytes]:
-    """Compile one host function.
-
-    Parameters
-    ----------
-    job : object
-        With a ``@cute.jit`` ``__call__``.
-    arguments : tuple
-        Fake tensors, scalars and a fake stream.
-    keep : bool
-        Whether to read the cubin back.
-
-    Returns
-    -------
-    compiled : object
-    cubin : bytes
-        Empty unless ``keep``.
-    """
-    with _LOCK, tempfile.TemporaryDirectory(prefix="kda-cubin-") as folder:
-        options = _TARGET
-        if keep:  # the folder has to exist, or nothing is kept, without a word
-            options += f" --keep-cubin --dump-dir {folder}"
-        compiled = cute.compile(job, *arguments, options=options)
-        cubin = compiled.__cubin__ if keep else b""
-    if keep and not isinstance(cubin, bytes):
-        raise FileNotFoundError(f"the compiler kept no cubin in {os.path.dirname(folder)}")
-    return compiled, cubin
 
 
 def call_job(
@@ -297,18 +235,3 @@ def compile_call(
     """
     compiled, _ = compile_function(*call_job(config, with_state, options))
     return bare_function(compiled)
-
-
-def bare_function(compiled: Any) -> Callable[..., None]:
-    """The TVM-FFI function inside a compiled object: positional arguments, least host time."""
-    import tvm_ffi
-
-    make = getattr(compiled, "__tvm_ffi_object__", None)
-    function = make() if make is not None else None
-    if not isinstance(function, tvm_ffi.Function):
-        raise NoFunctionError(
-            f"cute.compile returned {type(compiled).__name__}, which holds no TVM-FFI function: "
-            "--enable-tvm-ffi was ignored"
-        )
-    call: Callable[..., None] = function
-    return call

@@ -8,27 +8,25 @@ parts; :func:`load_schedule` compiles both into the one call that is launched.
 from __future__ import annotations
 
 import functools
-import hashlib
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from candidates._base import Build, BuildError, KernelResources, Schedule, ToolchainError
-from candidates._delta_rule.kernel.resources import (
-    Cubin,
-    budget_problems,
-    dynamic_smem,
-    kernel_resources,
+from candidates._base import Build, BuildError, Schedule
+from candidates._delta_rule.kernel import launch as shared
+from candidates._delta_rule.kernel.launch import (
+    PARTS,
+    Part,
+    built,
+    compile_part,
+    compiling,
+    require_gpu,
+    scan_names,
+    scan_part,
 )
+from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.kda_prefill.kernel.config import Config, FusedConfig
 from candidates.kda_prefill.kernel.fused_plan import BT
-
-if TYPE_CHECKING:
-    import torch
-
-    from operations import Inputs, Outputs
 
 __all__ = [
     "LoadedSchedule",
@@ -40,22 +38,10 @@ __all__ = [
     "require_gpu",
 ]
 
-_PARTS = 256  # compiled parts remembered: a few hundred bytes each
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Resources of one separately compiled part of a schedule."""
-
-    kernels: tuple[KernelResources, ...]
-    code_sha256: str
-    seconds: float
-
 
 def kernel_names(segments: int) -> tuple[str, ...]:
     """Prefixes of the kernels a schedule launches, in launch order."""
-    inner = {1: (), 2: ("kda_pass1_",)}.get(segments, ("kda_pass1_", "kda_carry_"))
-    return ("kda_prep_", *inner, "kda_scan_")
+    return ("kda_prep_", *scan_names(segments))
 
 
 _FUSED_NAMES = ("kda_fused_", "kda_fixup")
@@ -88,22 +74,13 @@ def compile_schedule(schedule: Schedule) -> Build:
     config = config_of(schedule)
     require_dsl()
     if isinstance(config, FusedConfig):
-        parts: tuple[_Part, ...] = (_fused_part(replace(config, waves=1)),)
+        parts: tuple[Part, ...] = (_fused_part(replace(config, waves=1)),)
     else:
         parts = (
             _prep_part(_without_scan(config)),
-            _scan_part(config.bt, config.rows, config.segments),
+            scan_part(config.bt, config.rows, config.segments),
         )
-    kernels = tuple(k for part in parts for k in part.kernels)
-    return Build(
-        schedule_key=schedule.key,
-        kernels=kernels,
-        seconds=sum(part.seconds for part in parts),
-        cubin_sha256=hashlib.sha256(
-            "".join(part.code_sha256 for part in parts).encode()
-        ).hexdigest(),
-        problems=tuple(p for kernel in kernels for p in budget_problems(kernel)),
-    )
+    return built(schedule, parts)
 
 
 def load_schedule(schedule: Schedule) -> LoadedSchedule:
@@ -122,85 +99,35 @@ def load_schedule(schedule: Schedule) -> LoadedSchedule:
     config = config_of(schedule)
     require_dsl()
     require_gpu()
-    compiling(lambda: _entry().compiled(config, True), schedule.key)
+    compiling(lambda: _entry().compiled(config, True, PLAIN), schedule.key)  # as bind asks for it
     return LoadedSchedule(config)
 
 
-class LoadedSchedule:
-    """A compiled schedule; see :class:`candidates.Runnable`.
+class LoadedSchedule(shared.LoadedSchedule):
+    """See :class:`candidates._delta_rule.kernel.launch.LoadedSchedule`.
 
     Parameters
     ----------
     config : Config or FusedConfig
     keep : object
         Kept while the schedule is: the modules that its functions came from.
-
-    Attributes
-    ----------
-    kernel_names : tuple of str
-    chunk_tokens : int
-        Tokens within which the gate allows later tokens to move earlier outputs by rounding.
     """
 
     def __init__(self, config: Config | FusedConfig, keep: object = None) -> None:
-        self.config = config
-        self._keep = keep
-        # In place only where no CTA writes a state that another one still reads.
-        self._in_place = False
-        self.kernel_names: tuple[str, ...] = _FUSED_NAMES
-        self.chunk_tokens = BT
-        if isinstance(config, Config):
-            self._in_place = config.segments == 1
-            self.kernel_names = kernel_names(config.segments)
-            self.chunk_tokens = config.bt
+        if isinstance(config, FusedConfig):
+            super().__init__(config, False, _FUSED_NAMES, BT, keep)
+        else:
+            names = kernel_names(config.segments)
+            super().__init__(config, config.segments == 1, names, config.bt, keep)
 
-    def bind(self, inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
-        """Check fixed tensors once and return the call on them.
+    def _entry(self) -> Any:
+        return _entry()
 
-        Parameters
-        ----------
-        inputs : Mapping
-            ``q, k, v, g, beta, cu_seqlens``, and ``initial_state`` and ``scale`` or None for
-            either; packed tensors on the current GPU.
-        outputs : Mapping
-            ``o`` and ``final_state``.
-
-        Returns
-        -------
-        callable
-            Launches on the current stream without synchronising; scratch belongs to each call.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs that the kernels do not serve, by name.
-        """
-        entry = _entry()
-        args = [inputs[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens")]
-        state, scale = inputs.get("initial_state"), inputs.get("scale")
-        if args[-1] is None:
-            raise ValueError("cu_seqlens is None; the packed form is bound with its offsets")
-        options = entry.check(*args, state, outputs["o"], outputs["final_state"], self._in_place)
+    def _check(self, *arguments: Any) -> Options:
+        options = super()._check(*arguments)
         if isinstance(self.config, Config):
-            entry.arguments.decline_for_split(options)
-        launcher = compiling(
-            lambda: entry.prepare(self.config, args[2], args[-1], state, options), str(self.config)
-        )
-        call = functools.partial(
-            launcher,
-            *args,
-            state,
-            entry.DEFAULT_SCALE if scale is None else float(scale),
-            outputs["o"],
-            outputs["final_state"],
-        )
-        results = {"o": outputs["o"], "final_state": outputs["final_state"]}
-
-        def run() -> Mapping[str, torch.Tensor]:
-            call()
-            return results
-
-        return run
+            _entry().arguments.decline_for_split(options)
+        return options
 
 
 def _entry() -> Any:
@@ -227,61 +154,18 @@ def _without_scan(config: Config) -> Config:
     return plain if plain.unroll == config.unroll else replace(config, segments=1)
 
 
-@functools.lru_cache(maxsize=_PARTS)
-def _prep_part(config: Config) -> _Part:
-    return _compile_part("prep", lambda host: host.prep_job(config))
+@functools.lru_cache(maxsize=PARTS)
+def _prep_part(config: Config) -> Part:
+    return compile_part("prep", lambda: _host().prep_job(config))
 
 
-@functools.lru_cache(maxsize=_PARTS)
-def _scan_part(bt: int, rows: int, segments: int) -> _Part:
-    config = Config(bt, "start", rows, segments)
-    return _compile_part("scan", lambda host: host.scan_job(config, True))
+@functools.lru_cache(maxsize=PARTS)
+def _fused_part(config: FusedConfig) -> Part:
+    return compile_part("fused", lambda: _host().fused_job(config, True))
 
 
-@functools.lru_cache(maxsize=_PARTS)
-def _fused_part(config: FusedConfig) -> _Part:
-    return _compile_part("fused", lambda host: host.fused_job(config, True))
+def _host() -> Any:
+    """The module of host functions; imported late, because it imports the DSL."""
+    from candidates.kda_prefill.kernel import host
 
-
-def _compile_part(name: str, job: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> _Part:
-    def build() -> _Part:
-        from candidates.kda_prefill.kernel import host
-
-        start = time.perf_counter()
-        compiled, cubin = host.compile_function(*job(host), keep=True)
-        seconds = time.perf_counter() - start
-        kernels, code = kernel_resources(Cubin(cubin), dynamic_smem(str(compiled.ir_module)))
-        return _Part(kernels, code, seconds)
-
-    return compiling(build, name)
-
-
-def compiling(build: Callable[[], Any], what: str) -> Any:
-    """Run a compilation; tell a candidate that does not compile from a broken toolchain."""
-    try:
-        return build()
-    except (ToolchainError, BuildError):
-        raise
-    except (ImportError, OSError) as error:
-        raise ToolchainError(f"nvidia-cutlass-dsl cannot compile here: {error}") from error
-    except MemoryError:
-        raise
-    except Exception as error:
-        if type(error).__name__ == "NoFunctionError":  # of a module that may not be imported
-            raise ToolchainError(f"nvidia-cutlass-dsl: {error}") from error
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = lines[0].strip() if lines else "no message"
-        raise BuildError(f"{what}: {type(error).__name__}: {reason}") from error
-
-
-def require_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ToolchainError("no CUDA GPU is visible to torch; kernels for sm_90a need one")
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) != (9, 0):
-        name = torch.cuda.get_device_name()
-        raise ToolchainError(
-            f"{name} is sm_{major}{minor}; these kernels are machine code for sm_90a alone"
-        )
+    return host
