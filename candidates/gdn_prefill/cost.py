@@ -1,8 +1,8 @@
-"""What a schedule should cost on one H200: PREP and KDA's scan behind it, or the fused kernel.
+"""What a schedule should cost on one H200: PREP and the scan behind it, or the fused kernel.
 
-The scan's model, measured constants included, is that of :mod:`candidates.kda_prefill.cost`; the
-kernels are the same.  PREP's part and the fused kernel's are estimates from formulas and counted
-instructions: they have not been measured.
+The scan's model, measured constants included, is that of :mod:`candidates._delta_rule.cost`.
+PREP's part and the fused kernel's are estimates from formulas and counted instructions: they have
+not been measured.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 from typing import TYPE_CHECKING
 
 from candidates._base import Schedule
+from candidates._delta_rule.cost import H200, Constants, makespan, prep_us, scan_us
 from candidates._delta_rule.kernel.image import HEAD, slots
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, pieces_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
-from candidates.kda_prefill.cost import H200, Constants, _makespan, prep_us, scan_us
 
 if TYPE_CHECKING:
     from operations import Workload
@@ -65,7 +65,7 @@ def kernel_us(
         return _fused(FusedSchedule.of(schedule), heads, value_heads, lengths, constants)
     view = GdnSchedule.of(schedule)
     times = {"gdn_prep": _prep(view, heads, value_heads, lengths, constants)}
-    times.update(scan_us(view.like_kda(), value_heads, lengths, constants))
+    times.update(scan_us(view, value_heads, lengths, constants))
     return times
 
 
@@ -88,7 +88,7 @@ def _fused(
             durations += [duration] * (value_heads * HEAD // view.rows)
     moved = tokens * (4 * (heads + value_heads) * HEAD + 8 * value_heads)
     moved += 2 * sequences * value_heads * HEAD * HEAD * 4
-    busy = max(_makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
+    busy = max(makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
     out = {"gdn_fused": constants.launch_us + busy}
     if pieces > 1:
         out["gdn_fixup"] = constants.fixup_us

@@ -1,8 +1,8 @@
 """The arithmetic of a schedule on the CPU: rounding, order and masking, without its speed.
 
-Behind PREP everything is KDA's, so chunks, inverse, scan and segments are those of
-:mod:`candidates.kda_prefill.emulate`.  What is GDN's own is what PREP makes of a chunk: scores of
-rows as they come, each times an exponential of its own in fp32.
+Chunks, inverse, scan and segments are those of :mod:`candidates._delta_rule.emulate`.  What is
+GDN's own is what PREP makes of a chunk: scores of rows as they come, each times an exponential of
+its own in fp32.
 
 Knows operands and schedules; must not know of oracles, tolerances or the DSL.
 """
@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
+from candidates._delta_rule.emulate import (
+    INVERSE,
+    Chunks,
+    Images,
+    InverseName,
+    Plan,
+    bf16,
+    exp,
+    outcome,
+    triangular_inverse,
+)
 from candidates.gdn_prefill.space import GdnSchedule
-from candidates.kda_prefill import emulate as kda
-from candidates.kda_prefill.emulate import INVERSE, InverseName, triangular_inverse
 
 __all__ = ["emulate", "largest_exponent"]
 
@@ -46,26 +55,14 @@ def emulate(
         ``o`` ``[T, HV, 128]`` bf16 and ``final_state`` ``[N, HV, 128, 128]`` fp32, value-major.
     """
     view = GdnSchedule.of(schedule)
-    plan = kda._Plan.of(view.like_kda(), inputs)
+    plan = Plan.of(view, inputs)
     images = _prepare(_Chunks.of(plan, inputs), float(inputs["scale"]), inverse)
-    final = kda._initial_state(inputs)
-    units, state = plan.units(view.segments), final
-    if all(unit.last for unit in units):
-        state = state[[unit.sequence for unit in units]]
-    else:
-        state = kda._segment_states(units, images, state)
-    out, state = kda._scan(units, images, images.u, state)
-    for index, unit in enumerate(units):
-        if unit.last:
-            final[unit.sequence] = state[index]
-    o = torch.zeros_like(inputs["v"])
-    o[plan.rows[plan.valid]] = out.to(torch.bfloat16).transpose(1, 2)[plan.valid]
-    return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
+    return outcome(plan, images, view.segments, inputs)
 
 
 def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
     """Largest exponent that the schedule forms on these inputs: 0, of a token with itself."""
-    x = _Chunks.of(kda._Plan.of(GdnSchedule.of(schedule).like_kda(), inputs), inputs)
+    x = _Chunks.of(Plan.of(GdnSchedule.of(schedule), inputs), inputs)
     return float(x.exponents.max()) if x.exponents.numel() else 0.0
 
 
@@ -83,8 +80,8 @@ class _Chunks:
     beta: Tensor
 
     @classmethod
-    def of(cls, plan: kda._Plan, inputs: Mapping[str, Any]) -> _Chunks:
-        x = kda._Chunks.of(plan, {**inputs, "g": inputs["g"].unsqueeze(-1)})  # of one channel
+    def of(cls, plan: Plan, inputs: Mapping[str, Any]) -> _Chunks:
+        x = Chunks.of(plan, {**inputs, "g": inputs["g"].unsqueeze(-1)})  # of one channel
         heads = x.v.shape[1]
 
         def shared(keys: Tensor) -> Tensor:  # a key head serves neighbouring value heads
@@ -98,22 +95,22 @@ class _Chunks:
         return (self.b.unsqueeze(-1) - self.b.unsqueeze(-2)).clamp(max=0.0)
 
 
-def _prepare(x: _Chunks, scale: float, inverse: InverseName) -> kda._Images:
+def _prepare(x: _Chunks, scale: float, inverse: InverseName) -> Images:
     """Everything that depends on the chunk alone."""
-    decays = kda._exp(x.exponents)
+    decays = exp(x.exponents)
     lower = torch.ones(x.b.shape[-1], x.b.shape[-1]).tril().bool()
     beta = x.beta.unsqueeze(-1)
     keys = x.k.transpose(-1, -2)
     akk = ((x.k @ keys) * decays * beta).masked_fill(~lower.tril(-1), 0.0)
     aqk = ((x.q @ keys) * decays * scale).masked_fill(~lower, 0.0)
-    write = kda._bf16(triangular_inverse(akk, inverse) * x.beta.unsqueeze(-2))  # X diag(beta)
+    write = bf16(triangular_inverse(akk, inverse) * x.beta.unsqueeze(-2))  # X diag(beta)
     b = x.b.unsqueeze(-1)
-    factor, end = kda._exp(b), b[:, :, -1:]
-    return kda._Images(
-        w=kda._bf16(write @ kda._bf16(x.k * factor)),
-        u=kda._bf16(write @ x.v),
-        q_hat=kda._bf16(x.q * (factor * scale)),
-        k_bar=kda._bf16(x.k * kda._exp(end - b)),
-        aqk=kda._bf16(aqk),
-        decay=kda._exp(end),
+    factor, end = exp(b), b[:, :, -1:]
+    return Images(
+        w=bf16(write @ bf16(x.k * factor)),
+        u=bf16(write @ x.v),
+        q_hat=bf16(x.q * (factor * scale)),
+        k_bar=bf16(x.k * exp(end - b)),
+        aqk=bf16(aqk),
+        decay=exp(end),
     )

@@ -1,7 +1,7 @@
 """The arithmetic of the fused kernel on the CPU: its matrices of a chunk, its roundings, pieces.
 
 Rounding helpers, inverse and the flush of small exponentials are those of
-:mod:`candidates.kda_prefill.emulate`, exact segments those of its fused form.
+:mod:`candidates._delta_rule.emulate`, exact segments those of its fused form.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, pieces_of
-from candidates.gdn_prefill.space import FusedSchedule
-from candidates.kda_prefill.emulate import (
+from candidates._delta_rule.emulate import (
     GATE_FLOOR,
     InverseName,
-    _bf16,
-    _exp,
-    _initial_state,
+    bf16,
+    exp,
+    initial_state,
     triangular_inverse,
 )
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, pieces_of
+from candidates.gdn_prefill.space import FusedSchedule
 from candidates.kda_prefill.emulate_fused import SMS, _composed, _segments
 from candidates.kda_prefill.kernel.fused_plan import GUARD
 
@@ -37,7 +37,7 @@ _INVERSE: InverseName = "merged8_tf32"
 def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Evaluate GDN prefill as the fused kernel would; see :func:`.emulate.emulate`."""
     view = FusedSchedule.of(schedule)
-    final, scale = _initial_state(inputs), float(inputs["scale"])
+    final, scale = initial_state(inputs), float(inputs["scale"])
     T, HV = inputs["v"].shape[:2]
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     pieces = pieces_of(view.rows, view.waves, T, len(spans), HV, SMS)
@@ -152,14 +152,14 @@ class _Chunks:
         q, k, v, g, beta = (take(name) for name in ("q", "k", "v", "g", "beta"))
         b = g.clamp(min=GATE_FLOOR).cumsum(-1)
         lower = torch.ones(BT, BT).tril().bool()
-        weights = _exp((b.unsqueeze(-1) - b.unsqueeze(-2)).masked_fill(~lower, 0.0))
+        weights = exp((b.unsqueeze(-1) - b.unsqueeze(-2)).masked_fill(~lower, 0.0))
         keys = k.transpose(-1, -2)
         akk = ((k @ keys) * (weights * beta.unsqueeze(-1))).masked_fill(~lower.tril(-1), 0.0)
         aqk = _fp16(((q @ keys) * weights).masked_fill(~lower, 0.0))
         x, columns = triangular_inverse(akk, _INVERSE), beta.unsqueeze(-2)
-        to_end = _exp(b[..., -1:] - b).unsqueeze(-1)
+        to_end = exp(b[..., -1:] - b).unsqueeze(-1)
         new, read = x * (to_end * columns), (aqk @ _fp16(x)) * (scale * columns)
-        return cls(q, k, v if values else 0 * v, _exp(b), _bf16(new), _bf16(read))
+        return cls(q, k, v if values else 0 * v, exp(b), bf16(new), bf16(read))
 
 
 def _fp16(x: Tensor) -> Tensor:
@@ -170,10 +170,10 @@ def _walk(x: _Chunks, state: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """A run from ``state`` ``[HV, K, V]`` on: the last state, and outputs ``[tokens, HV, V]``."""
     out = []
     for q, k, v, decay, new, read in zip(x.q, x.k, x.v, x.decay, x.new, x.read, strict=True):
-        operand, by = _bf16(state), decay.unsqueeze(-1)
-        residual = _bf16(v - by * (k @ operand))
+        operand, by = bf16(state), decay.unsqueeze(-1)
+        residual = bf16(v - by * (k @ operand))
         out.append((q @ operand) * (by * scale) + read @ residual)
-        state = state * by[:, -1:] + k.transpose(-1, -2) @ _bf16(new @ residual)
+        state = state * by[:, -1:] + k.transpose(-1, -2) @ bf16(new @ residual)
     empty = x.v.new_zeros(0, *x.v.shape[1:])
     outputs = torch.stack(out) if out else empty
     return state, outputs.transpose(1, 2).flatten(0, 1)

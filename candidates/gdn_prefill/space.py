@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
 from candidates._delta_rule.kernel.image import HEAD, unroll_of
+from candidates._delta_rule.space import SHARED_MEMORY_BYTES, scan_problems
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
 from candidates.gdn_prefill.kernel.prep_plan import Plan
-from candidates.kda_prefill.space import SHARED_MEMORY_BYTES, KdaSchedule
-from candidates.kda_prefill.space import problems as kda_problems
 
 __all__ = [
     "PARAMETERS",
@@ -93,10 +92,6 @@ class GdnSchedule:
         """Chunks per turn of the scan's loop."""
         return unroll_of(self.bt, self.rows)
 
-    def like_kda(self) -> KdaSchedule:
-        """A schedule of KDA with the same scan."""
-        return KdaSchedule(self.bt, "halving", None, None, self.segments, self.rows)
-
 
 @dataclass(frozen=True)
 class FusedSchedule:
@@ -152,8 +147,7 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
             f"bt={view.bt}: operands and image take {prep} bytes of shared memory in PREP, "
             f"{SHARED_MEMORY_BYTES} are there"
         )
-    # Of KDA's PREP by halving every chunk length fits: what is left is said of the scan.
-    return (*found, *kda_problems(view.like_kda().schedule()))
+    return (*found, *scan_problems(view))
 
 
 # ------------------------------------------------------------------------------- presets

@@ -17,17 +17,12 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
-from candidates.kda_prefill.emulate import (
-    GATE_FLOOR,
-    InverseName,
-    _bf16,
-    _exp,
-    _initial_state,
-    _Plan,
-    inside_exponents,
-    split_tokens,
-    triangular_inverse,
-)
+from candidates._delta_rule.emulate import GATE_FLOOR, InverseName, triangular_inverse
+from candidates._delta_rule.emulate import Plan as _Plan
+from candidates._delta_rule.emulate import bf16 as _bf16
+from candidates._delta_rule.emulate import exp as _exp
+from candidates._delta_rule.emulate import initial_state as _initial_state
+from candidates.kda_prefill.emulate import inside_exponents, split_tokens
 from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from candidates._base import Parameter, Schedule, Value
-from candidates._delta_rule.kernel.image import HEAD, ImageLayout, unroll_of
+from candidates._delta_rule.kernel.image import unroll_of
+from candidates._delta_rule.space import SHARED_MEMORY_BYTES, scan_problems
 from candidates.kda_prefill.kernel.fused_plan import FusedPlan
 from candidates.kda_prefill.kernel.prep_plan import Plan
 
@@ -26,14 +27,12 @@ __all__ = [
     "FusedSchedule",
     "KdaSchedule",
     "bears_any_gate",
-    "consumer_registers",
     "exponent_steps",
     "gate_bound",
     "is_fused",
     "offered",
     "own_bound",
     "problems",
-    "ring_stages",
 ]
 
 _SPLIT = {"form": ("split",)}
@@ -103,12 +102,6 @@ multiplies an element of a key or query and is flushed to 0 below ``e**-87.3``. 
 elements under 1/1500 are lost; at 83 the emulated error of ``o`` on constant gates leaves the
 tolerance (2.9e-2), and at 86.4 a chunk's last row is lost as a whole (0.94).
 """
-
-SHARED_MEMORY_BYTES = 227 * 1024
-"""Shared memory one block may use on sm_90."""
-
-_SLAB_PITCH = 24
-"""Elements per row of the scan's output slab (16 values and padding against bank conflicts)."""
 
 
 @dataclass(frozen=True)
@@ -275,37 +268,6 @@ def bears_contract(view: KdaSchedule) -> bool:
 # ------------------------------------------------------------------------------- budgets
 
 
-def ring_stages(view: KdaSchedule) -> int:
-    """Chunk images that the scan's ring holds in shared memory.
-
-    A stage is the image's common part and the CTA's own rows of U; the ring shares the
-    block's 227 KiB with the slab through which outputs leave and with the barriers.
-    """
-    stage = ImageLayout(view.bt).common + 2 * view.bt * view.rows
-    slab = 2 * _SLAB_PITCH * view.bt * view.rows // 16
-    return (SHARED_MEMORY_BYTES - 512 - slab) // stage
-
-
-def consumer_registers(view: KdaSchedule) -> int:
-    """Estimated registers per thread of a warpgroup that owns 64 rows of the state.
-
-    Counted from its fragments, per thread: the fp32 state and its bf16 operand copy
-    (64 + 32), two fp32 accumulators of BT columns (one of 2 BT where W and Qhat share a
-    product, BT = 16, and then the other's sum), U, Vn and O in bf16, 32 decays; and 10 for
-    addresses.  Within 16 of what ptxas gave the plain scan (166, 202, 250 at BT = 16, 32, 64).
-    """
-    accumulators = view.bt // 2 * (4 if view.bt == 16 else 2)
-    return HEAD // 2 + HEAD // 4 + accumulators + 3 * view.bt // 4 + 32 + 10
-
-
-def _register_limit(rows: int) -> int:
-    """Registers a consumer thread may have: 255, or its share beside a second consumer.
-
-    Two consumer warpgroups and the producer's share 65,536 registers: 232, 232 and 40.
-    """
-    return 255 if rows == 64 else 232
-
-
 def problems(schedule: Schedule) -> tuple[str, ...]:
     """Budgets that the schedule breaks, each in one line; empty if it can be built."""
     if is_fused(schedule):
@@ -321,19 +283,7 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
                 f"bt={view.bt} anchor={view.anchor}: operands and image take {prep} bytes of "
                 f"shared memory in PREP, {SHARED_MEMORY_BYTES} are there"
             )
-    stages = ring_stages(view)
-    if stages < 2:
-        found.append(
-            f"bt={view.bt} rows={view.rows}: {stages} chunk images fit {SHARED_MEMORY_BYTES} "
-            "bytes of shared memory, the scan needs 2 (it looks one ahead)"
-        )
-    registers, limit = consumer_registers(view), _register_limit(view.rows)
-    if registers > limit:
-        found.append(
-            f"bt={view.bt} rows={view.rows}: about {registers} registers per consumer thread, "
-            f"{limit} are there; the state would spill"
-        )
-    return tuple(found)
+    return (*found, *scan_problems(view))
 
 
 def _fused_problems(view: FusedSchedule) -> tuple[str, ...]:

@@ -11,18 +11,15 @@ import torch
 
 import operations
 from candidates import Schedule
-from candidates._delta_rule.kernel.options import LOWEST_BOUND
-from candidates.kda_prefill import FAMILY
-from candidates.kda_prefill.emulate import (
+from candidates._delta_rule.emulate import (
     GATE_FLOOR,
     INVERSE,
-    KERNEL,
     InverseName,
-    Variant,
-    emulate,
-    largest_exponent,
     triangular_inverse,
 )
+from candidates._delta_rule.kernel.options import LOWEST_BOUND
+from candidates.kda_prefill import FAMILY
+from candidates.kda_prefill.emulate import KERNEL, Variant, emulate, largest_exponent
 from candidates.kda_prefill.kernel.steep_plan import STEEP_WINDOW
 from candidates.kda_prefill.space import KdaSchedule, bears_contract
 from operations import Regime, TensorError

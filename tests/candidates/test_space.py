@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from candidates._delta_rule import space as scan_space
+from candidates._delta_rule.space import consumer_registers, ring_stages
 from candidates.kda_prefill import FAMILY, space
 from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.space import (
@@ -11,10 +13,8 @@ from candidates.kda_prefill.space import (
     FusedSchedule,
     KdaSchedule,
     bears_contract,
-    consumer_registers,
     exponent_steps,
     own_bound,
-    ring_stages,
 )
 
 FULL = FAMILY.offered("kda_prefill")
@@ -157,7 +157,8 @@ def test_budget_estimates_agree_with_what_the_compiler_gave_the_plain_scan() -> 
 
 
 def test_shared_memory_budgets_name_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space, "SHARED_MEMORY_BYTES", 100 * 1024)
+    for module in (space, scan_space):
+        monkeypatch.setattr(module, "SHARED_MEMORY_BYTES", 100 * 1024)
     prep, ring = FAMILY.problems(point(64, "pairs", 16, "mid").schedule())
     assert f"{Plan(64, 'pairs', 16, 'mid').smem_bytes} bytes" in prep
     assert "102400" in prep

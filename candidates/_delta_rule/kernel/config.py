@@ -17,12 +17,14 @@ __all__ = ["Split", "named", "whole", "workspace"]
 
 
 class Split(Protocol):
-    """What is asked of a configuration of PREP and SCAN.
+    """What is asked of a configuration of PREP and SCAN, or of a schedule of them.
 
     Attributes
     ----------
     bt : int
         Tokens per chunk.
+    rows : int
+        Value rows per scan CTA.
     segments : int
         Pieces a long sequence is cut into.
     unroll : int
@@ -31,6 +33,9 @@ class Split(Protocol):
 
     @property
     def bt(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
 
     @property
     def segments(self) -> int: ...
