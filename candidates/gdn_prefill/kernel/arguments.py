@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.options import Options
-from candidates.kda_prefill.kernel.arguments import (
-    _BF16,
-    _F32,
-    _FLOATS,
-    _NAMES,
-    _OFFSETS,
-    _ORDER,
+from candidates._delta_rule.kernel.arguments import (
+    BF16,
+    F32,
+    FLOATS,
     MAX_ROWS,
-    _declared,
-    _options,
-    _shape,
-    _tensor,
-    _whole,
+    NAMES,
     check_overlap,
+    check_rest,
+    check_states,
+    declared,
     finite,
     on_gpu,
+    options_of,
+    tensor,
     validate,
+    value_heads,
+    whole,
 )
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import Options
 
 __all__ = [
     "GATES",
@@ -87,78 +85,40 @@ def check(
     device, shape, packed = q.device, tuple(q.shape), cu_seqlens is not None
     if not on_gpu(q):
         raise ValueError(f"q is on {device}; move the inputs to a CUDA device")
-    if len(shape) != (3 if packed else 4):
-        form = "[T, H, 128] beside cu_seqlens" if packed else "[B, T, H, 128] without cu_seqlens"
-        raise ValueError(f"q must be {form}, not {_shape(q)}")
-    if shape[-1] != HEAD:
-        raise ValueError(f"q has head size {shape[-1]}; only {HEAD} is served")
-    rows = shape[0] if packed else shape[0] * shape[1]
-    if rows > MAX_ROWS:
-        raise ValueError(f"q has {rows} rows; offsets are int32, at most {MAX_ROWS} are served")
-    H = shape[-2]
-    HV = v.shape[-2] if isinstance(v, torch.Tensor) and v.dim() == len(shape) else H
-    if HV != H and (H == 0 or HV == 0 or HV % H):
-        raise ValueError(f"v has {HV} heads, which is no multiple of the {H} of q and k")
+    HV = value_heads(q, v, packed)
     values = (*shape[:-2], HV, HEAD)
     compact = (
-        _tensor("q", q, _BF16, shape, device)
-        & _tensor("k", k, _BF16, shape, device)
-        & _tensor("v", v, _BF16, values, device)
-        & _tensor("g", g, _FLOATS, values[:-1], device, alignment=0)
-        & _tensor("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+        tensor("q", q, BF16, shape, device)
+        & tensor("k", k, BF16, shape, device)
+        & tensor("v", v, BF16, values, device)
+        & tensor("g", g, FLOATS, values[:-1], device, alignment=0)
+        & tensor("beta", beta, FLOATS, values[:-1], device, alignment=0)
     )
     if not compact:
         for name, x in (("q", q), ("k", k), ("v", v)):
-            _declared(name, x, packed)
+            declared(name, x, packed)
         for name, x in (("g", g), ("beta", beta)):  # one number a token and head: any steps
             if not packed and x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
                 raise ValueError(
                     f"{name} has strides {list(x.stride())}; sequences must follow each other "
                     "without a gap"
                 )
-    offsets, N = "equal", shape[0]
-    if cu_seqlens is not None:
-        _whole("cu_seqlens", cu_seqlens, _OFFSETS, None, device, alignment=0)
-        if cu_seqlens.dim() != 1 or not len(cu_seqlens):
-            raise ValueError(f"cu_seqlens must be [N + 1], not {_shape(cu_seqlens)}")
-        offsets = "int64" if cu_seqlens.dtype is torch.int64 else "int32"
-        N = cu_seqlens.shape[0] - 1
-    state = (N, HV, HEAD, HEAD)
-    given, wanted = "float32", "float32"
-    if initial_state is not None:
-        _whole("initial_state", initial_state, _FLOATS, state, device)
-        given = _NAMES[initial_state.dtype]
-    if out is not None:
-        _whole("out", out, _BF16, values, device)
-    written: Any = None if final_state is False else final_state
-    if written is not None:
-        _whole("final_state", written, _FLOATS, state, device)
-        wanted = _NAMES[written.dtype]
+    offsets, given, wanted, written = check_states(
+        cu_seqlens, initial_state, out, final_state, values, device
+    )
     if gate != "log" or A_log is not None or dt_bias is not None:
         _gate(gate, A_log, dt_bias, HV, device)
-    flags: dict[str, Any] = {"beta_logits": beta_logits, "l2norm": l2norm}
-    for name, flag in flags.items():
-        if flag is not True and flag is not False:
-            raise TypeError(f"{name} must be True or False, not {flag!r}")
     tensors = (q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, written)
-    if out is not None or written is not None:
-        check_overlap(tensors, in_place)
-    if torch.is_grad_enabled():
-        for i, tensor in enumerate(tensors):
-            if tensor is not None and tensor.requires_grad:
-                raise ValueError(
-                    f"{_ORDER[i]} requires grad, and there is no backward pass: "
-                    "detach it or call under torch.no_grad()"
-                )
-    return _options(
+    check_rest({"beta_logits": beta_logits, "l2norm": l2norm}, tensors, in_place)
+    return options_of(
         gate,
-        _NAMES[g.dtype],
+        NAMES[g.dtype],
         dt_bias is not None,
-        _NAMES[beta.dtype],
+        NAMES[beta.dtype],
         beta_logits,
         l2norm,
         given,
-        None if final_state is False else wanted,
+        wanted,
         offsets,
         compact,
     )
@@ -175,6 +135,6 @@ def _gate(gate, A_log, dt_bias, heads, device) -> None:
         return
     if A_log is None:
         raise ValueError(f"gate={gate!r} needs A_log, fp32 [{heads}]")
-    _whole("A_log", A_log, _F32, (heads,), device, alignment=4)
+    whole("A_log", A_log, F32, (heads,), device, alignment=4)
     if dt_bias is not None:
-        _whole("dt_bias", dt_bias, _F32, (heads,), device, alignment=4)
+        whole("dt_bias", dt_bias, F32, (heads,), device, alignment=4)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from typing import Any
-
 import torch
 
+from candidates._delta_rule.kernel.arguments import (
+    BF16,
+    F32,
+    FLOATS,
+    MAX_ROWS,
+    check_overlap,
+    check_rest,
+    check_states,
+    declared,
+    finite,
+    on_gpu,
+    options_of,
+    tensor,
+    validate,
+    value_heads,
+    whole,
+)
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import GATES, LOWEST_BOUND, Options
 
@@ -20,23 +33,6 @@ __all__ = [
     "on_gpu",
     "validate",
 ]
-
-MAX_ROWS = 2**31 - 1
-"""Rows are int32 in the kernels."""
-
-_ALIGNMENT = 16  # bytes; what the kernels' widest loads and copies assume
-_MAX_STRIDE = 2**31 - 1  # bytes from a token to the next: one 32-bit factor of an address
-_BF16, _F32 = (torch.bfloat16,), (torch.float32,)
-_FLOATS = (torch.float32, torch.bfloat16)
-_OFFSETS = (torch.int32, torch.int64)
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int64: "int64"}
-
-_options = functools.lru_cache(maxsize=1024)(Options)
-
-
-def on_gpu(x: torch.Tensor) -> bool:
-    """Whether a tensor is where the kernels run."""
-    return x.is_cuda
 
 
 def check(
@@ -87,64 +83,26 @@ def check(
     device, shape, packed = q.device, tuple(q.shape), cu_seqlens is not None
     if not on_gpu(q):
         raise ValueError(f"q is on {device}; move the inputs to a CUDA device")
-    if len(shape) != (3 if packed else 4):
-        form = "[T, H, 128] beside cu_seqlens" if packed else "[B, T, H, 128] without cu_seqlens"
-        raise ValueError(f"q must be {form}, not {_shape(q)}")
-    if shape[-1] != HEAD:
-        raise ValueError(f"q has head size {shape[-1]}; only {HEAD} is served")
-    rows = shape[0] if packed else shape[0] * shape[1]
-    if rows > MAX_ROWS:
-        raise ValueError(f"q has {rows} rows; offsets are int32, at most {MAX_ROWS} are served")
-    H = shape[-2]
-    HV = v.shape[-2] if isinstance(v, torch.Tensor) and v.dim() == len(shape) else H
-    if HV != H and (H == 0 or HV == 0 or HV % H):
-        raise ValueError(f"v has {HV} heads, which is no multiple of the {H} of q and k")
+    HV = value_heads(q, v, packed)
     values = (*shape[:-2], HV, HEAD)
     compact = (
-        _tensor("q", q, _BF16, shape, device)
-        & _tensor("k", k, _BF16, shape, device)
-        & _tensor("v", v, _BF16, values, device)
-        & _tensor("g", g, _FLOATS, values, device)
-        & _tensor("beta", beta, _FLOATS, values[:-1], device, alignment=0)
+        tensor("q", q, BF16, shape, device)
+        & tensor("k", k, BF16, shape, device)
+        & tensor("v", v, BF16, values, device)
+        & tensor("g", g, FLOATS, values, device)
+        & tensor("beta", beta, FLOATS, values[:-1], device, alignment=0)
     )
     if not compact:
         for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
-            _declared(name, x, packed)
-    offsets, N = "equal", shape[0]
-    if cu_seqlens is not None:
-        _whole("cu_seqlens", cu_seqlens, _OFFSETS, None, device, alignment=0)
-        if cu_seqlens.dim() != 1 or not len(cu_seqlens):
-            raise ValueError(f"cu_seqlens must be [N + 1], not {_shape(cu_seqlens)}")
-        offsets = "int64" if cu_seqlens.dtype is torch.int64 else "int32"
-        N = cu_seqlens.shape[0] - 1
-    state = (N, HV, HEAD, HEAD)
-    given, wanted = "float32", "float32"
-    if initial_state is not None:
-        _whole("initial_state", initial_state, _FLOATS, state, device)
-        given = _NAMES[initial_state.dtype]
-    if out is not None:
-        _whole("out", out, _BF16, values, device)
-    written: Any = None if final_state is False else final_state
-    if written is not None:
-        _whole("final_state", written, _FLOATS, state, device)
-        wanted = _NAMES[written.dtype]
+            declared(name, x, packed)
+    offsets, given, wanted, written = check_states(
+        cu_seqlens, initial_state, out, final_state, values, device
+    )
     if gate != "log" or A_log is not None or dt_bias is not None or lower_bound is not None:
         _gate(gate, lower_bound, A_log, dt_bias, HV, device)
-    flags: dict[str, Any] = {"beta_logits": beta_logits, "l2norm": l2norm}
-    for name, flag in flags.items():
-        if flag is not True and flag is not False:
-            raise TypeError(f"{name} must be True or False, not {flag!r}")
     tensors = (q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, written)
-    if out is not None or written is not None:
-        check_overlap(tensors, in_place)
-    if torch.is_grad_enabled():
-        for i, tensor in enumerate(tensors):
-            if tensor is not None and tensor.requires_grad:
-                raise ValueError(
-                    f"{_ORDER[i]} requires grad, and there is no backward pass: "
-                    "detach it or call under torch.no_grad()"
-                )
-    return _options(
+    check_rest({"beta_logits": beta_logits, "l2norm": l2norm}, tensors, in_place)
+    return options_of(
         gate,
         "float32" if g.dtype is torch.float32 else "bfloat16",
         dt_bias is not None,
@@ -152,9 +110,9 @@ def check(
         beta_logits,
         l2norm,
         given,
-        None if final_state is False else wanted,
+        wanted,
         offsets,
-        compact and HV == H,
+        compact and HV == shape[-2],
     )
 
 
@@ -185,9 +143,9 @@ def _gate(gate, lower_bound, A_log, dt_bias, heads, device) -> None:
         return
     if A_log is None:
         raise ValueError(f"gate={gate!r} needs A_log, fp32 [{heads}]")
-    _whole("A_log", A_log, _F32, (heads,), device, alignment=4)
+    whole("A_log", A_log, F32, (heads,), device, alignment=4)
     if dt_bias is not None:
-        _whole("dt_bias", dt_bias, _F32, (heads, HEAD), device, alignment=4)
+        whole("dt_bias", dt_bias, F32, (heads, HEAD), device, alignment=4)
     if gate == "softplus":
         if lower_bound is not None:
             raise ValueError("lower_bound is given, but gate='softplus' has none")
@@ -198,144 +156,3 @@ def _gate(gate, lower_bound, A_log, dt_bias, heads, device) -> None:
             f"lower_bound={lower_bound} is not served: it must be below 0 and at least "
             f"{LOWEST_BOUND:g}"
         )
-
-
-def _tensor(name, x, dtypes, shape, device, alignment=_ALIGNMENT) -> bool:
-    """One tensor against what is served; the first thing wrong is named.
-
-    Returns whether it is contiguous.
-    """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
-    if x.dtype not in dtypes:
-        served = " or ".join(_dtype(d) for d in dtypes)
-        raise TypeError(
-            f"{name} is {_dtype(x.dtype)}, only {served} is served; "
-            f"convert it with .to(torch.{_dtype(dtypes[0])})"
-        )
-    if shape is not None and x.shape != shape:
-        raise ValueError(f"{name} must be {list(shape)} to go with q, not {_shape(x)}")
-    if x.device != device:
-        raise ValueError(f"{name} is on {x.device}, q on {device}; move it there")
-    if x.layout is not torch.strided:
-        raise ValueError(f"{name} is {_dtype(x.layout)}; only dense tensors are served")
-    if x.is_neg():  # also of the imaginary part of a conjugate
-        raise ValueError(f"{name} is a view that negates what it views: pass .resolve_neg()")
-    if alignment and x.data_ptr() % alignment:
-        raise ValueError(f"{name} must start on a multiple of {alignment} bytes: pass .clone()")
-    contiguous: bool = x.is_contiguous()
-    return contiguous
-
-
-def _whole(name, x, dtypes, shape, device, alignment=_ALIGNMENT) -> None:
-    """A tensor that must be contiguous."""
-    if not _tensor(name, x, dtypes, shape, device, alignment):
-        raise ValueError(
-            f"{name} has strides {list(x.stride())}; only contiguous tensors are served here: "
-            "pass .contiguous()"
-        )
-
-
-def _declared(name, x, packed) -> None:
-    """Strides that the kernels can follow: rows of contiguous channels, 16-byte steps."""
-    strides, size = x.stride(), x.element_size()
-    says = f"{name} has strides {list(strides)}"
-    if not packed:
-        outer, strides = strides[0], strides[1:]
-        if x.shape[0] > 1 and outer != x.shape[1] * strides[0]:
-            raise ValueError(f"{says}; sequences must follow each other without a gap")
-    if strides[0] * size > _MAX_STRIDE:
-        raise ValueError(f"{says}; a token is at most 2 GiB from the next")
-    if name == "beta":
-        return
-    if strides[-1] != 1:
-        raise ValueError(f"{says}; channels must be contiguous: pass .contiguous()")
-    if any(s * size % _ALIGNMENT for s in strides[:-1]):
-        raise ValueError(
-            f"{says}; tokens and heads must be a multiple of {_ALIGNMENT} bytes apart: "
-            "pass .contiguous()"
-        )
-
-
-_ORDER = (
-    "q", "k", "v", "g", "beta", "cu_seqlens", "A_log", "dt_bias", "initial_state", "out",
-    "final_state",
-)  # fmt: skip
-"""Of the tensors of one call, outputs last."""
-
-
-def check_overlap(tensors, in_place: bool) -> None:
-    """Outputs share no memory with inputs or each other, but for the state updated in place."""
-    *_, state, _, final = tensors
-    for i in (len(tensors) - 2, len(tensors) - 1):
-        x = tensors[i]
-        if x is None:
-            continue
-        low = x.data_ptr()
-        high = low + x.nbytes
-        for j in range(i):
-            other = tensors[j]
-            if other is None:
-                continue
-            start = other.data_ptr()
-            if start >= high or start + _reach(other) <= low:
-                continue
-            if (
-                in_place
-                and x is final
-                and other is state
-                and (start, x.dtype) == (low, state.dtype)
-            ):
-                continue
-            raise ValueError(
-                f"{_ORDER[i]} shares memory with {_ORDER[j]}; give it memory of its own"
-            )
-
-
-def _reach(x: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last."""
-    if x.is_contiguous():
-        return x.nbytes
-    if not x.numel():
-        return 0
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return (last + 1) * x.element_size()
-
-
-def finite(name: str, value: float) -> float:
-    """A number that fp32 can hold.
-
-    Raises
-    ------
-    TypeError
-        If it is no number.
-    ValueError
-        If it is infinite or NaN, in fp32 too.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not abs(value) <= 3.4028234663852886e38:  # NaN, too
-        raise ValueError(f"{name} is {value}; it must be finite in float32")
-    return float(value)
-
-
-def validate(cu_seqlens: torch.Tensor, T: int) -> None:
-    """Wait for the offsets, and raise on any that are not ``0 = cu[0] <= ... <= cu[N] = T``."""
-    if torch.cuda.is_current_stream_capturing():
-        raise ValueError("validate=True synchronises, which a CUDA graph capture does not allow")
-    offsets = cu_seqlens.tolist()
-    if offsets[0] != 0:
-        raise ValueError(f"cu_seqlens starts with {offsets[0]}, not 0")
-    for n, (low, high) in enumerate(itertools.pairwise(offsets)):
-        if high < low:
-            raise ValueError(f"cu_seqlens falls from {low} to {high} at sequence {n}")
-    if offsets[-1] != T:
-        raise ValueError(f"cu_seqlens ends with {offsets[-1]}, but q has {T} rows")
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape(x: torch.Tensor) -> str:
-    return str(list(x.shape))
