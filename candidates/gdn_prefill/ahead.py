@@ -1,24 +1,20 @@
-"""Schedules compiled ahead of time: object files that a GPU's process loads instead of compiling.
-
-They hold the machine code for sm_90a, the code that launches it and the checks of its arguments,
-and are made where there is no GPU.  Where they are kept is for the caller to know.
-"""
+"""Schedules compiled ahead of time; see :mod:`candidates._delta_rule.ahead`."""
 
 from __future__ import annotations
 
-import tempfile
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from candidates._base import Schedule
+from candidates._delta_rule.ahead import load_modules, objects_of
 from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel import launch
-from candidates.gdn_prefill.kernel.config import Config, FusedConfig
+from candidates.gdn_prefill.kernel.config import FusedConfig
 
 __all__ = ["load_objects", "objects"]
 
-_FILES = {"state.o": True, "no_state.o": False}
-"""Object file to whether its function takes an initial state."""
 _FUNCTION = "gdn_prefill_call"
 
 
@@ -39,10 +35,9 @@ def objects(schedule: Schedule) -> dict[str, bytes]:
     """
     config = launch.config_of(schedule)
     require_dsl()
-    return {
-        name: launch.compiling(partial(_object, config, with_state), name)
-        for name, with_state in _FILES.items()
-    }
+    if isinstance(config, FusedConfig):
+        config = replace(config, waves=1)  # a number at the launch
+    return dict(_objects(config))
 
 
 def load_objects(schedule: Schedule, folder: Path) -> launch.LoadedSchedule:
@@ -58,23 +53,16 @@ def load_objects(schedule: Schedule, folder: Path) -> launch.LoadedSchedule:
     config = launch.config_of(schedule)
     require_dsl()
     launch.require_gpu()
-    import cutlass.cute as cute
-
     from candidates.gdn_prefill.kernel import entry
 
-    modules = []
-    for name, with_state in _FILES.items():
-        module = cute.runtime.load_module(str(folder / name), enable_tvm_ffi=True)
-        entry.adopt(getattr(module, _FUNCTION), config, with_state)
-        modules.append(module)
-    return launch.LoadedSchedule(config, keep=tuple(modules))
+    modules = load_modules(
+        folder, _FUNCTION, lambda function, with_state: entry.adopt(function, config, with_state)
+    )
+    return launch.LoadedSchedule(config, keep=modules)
 
 
-def _object(config: Config | FusedConfig, with_state: bool) -> bytes:
+@lru_cache(maxsize=2)  # schedules that differ in a number at the launch come one after the other
+def _objects(config: Any) -> dict[str, bytes]:
     from candidates.gdn_prefill.kernel import host
 
-    compiled, _ = host.compile_function(*host.call_job(config, with_state))
-    with tempfile.TemporaryDirectory(prefix="gdn-object-") as folder:
-        path = Path(folder) / "call.o"
-        compiled.export_to_c(str(path), function_name=_FUNCTION)
-        return path.read_bytes()
+    return objects_of(lambda with_state: host.call_job(config, with_state), _FUNCTION)

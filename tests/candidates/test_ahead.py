@@ -8,7 +8,7 @@ import pytest
 
 import candidates
 from candidates import ToolchainError
-from candidates.kda_prefill import ahead
+from candidates._delta_rule.ahead import FILES
 from candidates.kda_prefill.kernel import launch
 
 pytest.importorskip("cutlass")
@@ -72,7 +72,7 @@ def test_a_damaged_object_is_an_error_and_is_not_adopted(folder: Path, entry) ->
 
 
 def test_both_forms_of_the_call_are_made(made: dict[str, bytes]) -> None:
-    assert set(made) == set(ahead._FILES)
+    assert set(made) == set(FILES)
     assert made["state.o"] != made["no_state.o"]
     assert all(data.startswith(b"\x7fELF") for data in made.values())
 
