@@ -1,8 +1,8 @@
 """What callers pass, as compile-time options of the kernels; plain Python, no torch, no DSL.
 
 A default :class:`Options` is the plain form: activated fp32 gates, write strengths in [0, 1],
-normalised q and k, fp32 states, int32 offsets, contiguous tensors, as many value heads as key
-heads.  Every other form compiles another variant of the same kernel, when it is first called.
+normalised q and k, fp32 states, int32 offsets, contiguous tensors.  Every other form compiles
+another variant of the same kernel, when it is first called.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Options:
         ``int32`` or ``int64`` cu_seqlens, or ``equal``: tensors are [B, T, H, ...], without
         offsets.
     compact : bool
-        Whether q, k, v, g and beta are contiguous and have equally many heads.  Else strides are
-        read from the tensors, and value heads may be a multiple of key heads.
+        Whether q, k, v, g and beta are contiguous; where gates have channels, whether there are as
+        many value heads as key heads, too.  Else strides are read from the tensors.
 
     Raises
     ------

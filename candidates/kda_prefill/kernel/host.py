@@ -74,7 +74,7 @@ and q, k, v, g, beta and o begin with ``[B, T]``.
 
 
 class KdaPrefill:
-    """PREP and SCAN of one configuration behind one host function."""
+    """PREP and SCAN of one configuration behind one host function; they say what it takes."""
 
     def __init__(self, config: Config, options: Options = PLAIN) -> None:
         self.prep = _prep(config, options)
@@ -82,23 +82,7 @@ class KdaPrefill:
 
     @cute.jit
     def __call__(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        boundaries: cute.Tensor | None,
-        scale: cutlass.Float32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        bound: cutlass.Float32 | None,
-        stream: CUstream,
+        self, Q, K, V, G, B, CU, S0, O, S, X, boundaries, scale, A_log, dt_bias, bound, stream
     ):
         self.prep(Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, bound, stream)
         if cutlass.const_expr(boundaries is None):

@@ -133,21 +133,7 @@ class Prep(ChunkPrep, SteepScores):
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor,
-        O: cute.Tensor,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        bound: cutlass.Float32 | None,
-    ):
+    def kernel(self, Q, K, V, G, B, CU, O, X, scale, A_log, dt_bias, bound):
         G = Gates(G, A_log, dt_bias, bound)
         plan, layout, bt = self.plan, self.layout, self.bt
         tid = cute.arch.thread_idx()[0]
