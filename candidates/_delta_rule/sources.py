@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__all__ = ["source_hash"]
+__all__ = ["hashed", "source_hash"]
 
 _SHARED = Path(__file__).resolve().parent
 
 
-def source_hash(root: Path) -> str:
-    """sha256 over path and bytes of every module of a family that decides a measured result.
+def hashed(root: Path) -> tuple[tuple[Path, Path], ...]:
+    """Modules that decide a measured result of a family, each as a folder and a path in it.
 
     Those are the family's own and the shared ones of this package.  Left out are baselines and
     cost models: changing them changes neither what a candidate computes nor how long it takes.
@@ -21,13 +21,20 @@ def source_hash(root: Path) -> str:
     root : Path
         Folder of the family's package.
     """
+    return tuple(
+        (folder, path)
+        for folder in (_SHARED, root)
+        for path in sorted(p.relative_to(folder) for p in folder.rglob("*.py"))
+        if path.parts[0] not in ("baselines", "cost.py")
+    )
+
+
+def source_hash(root: Path) -> str:
+    """sha256 over package, path and bytes of every module that :func:`hashed` names."""
     digest = hashlib.sha256()
-    for folder in (_SHARED, root):
-        for path in sorted(folder.rglob("*.py")):
-            relative = path.relative_to(folder)
-            if relative.parts[0] in ("baselines", "cost.py"):
-                continue
-            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
-        digest.update(b"\0")  # a module that changes its package is another one
+    for folder, path in hashed(root):
+        data = (folder / path).read_bytes()
+        shared = "shared" if folder == _SHARED else "own"
+        digest.update(f"{shared}\0{path.as_posix()}\0{len(data)}\0".encode())
+        digest.update(data)
     return digest.hexdigest()
