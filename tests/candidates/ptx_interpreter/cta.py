@@ -13,7 +13,7 @@ from ptx_interpreter.state import LANES, WARPGROUP, Memory, Part, State
 
 __all__ = ["Cta", "Deadlock", "run_cluster"]
 
-_TOGETHER = ("wgmma.mma", "shfl.sync", "redux.sync", "bar.warp.sync", "elect.sync")
+_TOGETHER = ("wgmma.mma", "shfl.sync", "vote.sync", "redux.sync", "bar.warp.sync", "elect.sync")
 """Instructions at which the lanes of a warp, or of a warpgroup, wait for one another."""
 
 _INSTRUCTIONS = {

@@ -27,6 +27,13 @@ def _redux(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -
     cta.put(a[0], np.repeat(best, LANES), mask)
 
 
+def _vote(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
+    assert parts == ["vote", "sync", "ballot", "b32"]
+    votes = cta.registers[a[1]].reshape(-1, LANES).astype(np.uint32)
+    word = (votes << np.arange(LANES, dtype=np.uint32)).sum(1, dtype=np.uint32)
+    cta.put(a[0], np.repeat(word, LANES), mask)
+
+
 def _elect(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
     cta.put(a[0].split("|")[1], np.arange(cta.n) % LANES == 0, mask)
 
@@ -34,5 +41,6 @@ def _elect(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -
 INSTRUCTIONS: dict[str, Execute] = {
     "shfl": _shfl,
     "redux": _redux,
+    "vote": _vote,
     "elect": _elect,
 }
