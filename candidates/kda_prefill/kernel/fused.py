@@ -226,7 +226,8 @@ class Fused(Guard, Build, Scanning):
         # What each CTA most likely does is begun before it is decided: its own run, from zero.
         first, last, rows = survey(CU, T)
         cuts = Cuts.of(N, H, first, last, over(rows + BT - 1, BT), runs, how, Staged)
-        begin, end = (self.cut(CU, cta + i, cuts, N, T, H) for i in range(2))
+        begin = self.cut(CU, cta, cuts, N, T, H)
+        end = self.cut(CU, cta + 1, cuts, N, T, H, begin)
         for m in (mma_t, mma_w, mma_s):
             m.set(warpgroup.Field.ACCUMULATE, True)
         number = first_job(warp_id)
@@ -283,20 +284,27 @@ class Fused(Guard, Build, Scanning):
                 ops.sync_cluster()
 
     @cute.jit
-    def cut(self, CU, number, cuts, N, T, H):
-        """Where run ``number`` begins."""
-        chain, n, h = N * H, I32(0), I32(0)
+    def cut(self, CU, number, cuts, N, T, H, near=None):
+        """Where run ``number`` begins; ``near`` is another cut, whose sequence may be the same."""
+        chain, n, h = N * H, I32(-1), I32(0)
         row0, row1, chunk = I32(0), I32(0), I32(0)
+        if cutlass.const_expr(near is not None):
+            n, row0, row1 = near.n, near.row0, near.row1
         if cuts.line > 0:
             if number < cuts.runs:
                 place = cuts.place(number, Staged)
                 h = over(place, cuts.head)
                 place = place - h * cuts.head + cuts.base
-                if cutlass.const_expr(isinstance(CU, cute.Tensor)):
-                    n, row0, row1 = owner(CU, place, T, BT, SECOND)
-                else:  # the last one with n CU / BT < place + 1 - SECOND n
+                if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
+                    # The last one with n CU / BT < place + 1 - SECOND n.
                     n = over(place * BT + BT - 1, CU + BT * SECOND)
                     row0, row1 = n * CU, n * CU + CU
+                elif cutlass.const_expr(near is None):
+                    n, row0, row1 = owner(CU, place, T, BT, SECOND)
+                else:
+                    first = over(row0, BT) + SECOND * n
+                    if place < first or place >= over(row1, BT) + SECOND * (n + 1):
+                        n, row0, row1 = owner(CU, place, T, BT, SECOND)
                 chain = h * N + n
                 chunk = cuts.chunk(place - over(row0, BT) - SECOND * n, Staged)
         else:
@@ -304,8 +312,11 @@ class Fused(Guard, Build, Scanning):
             if own < chain:
                 chain = own
                 h = over(chain, N)
-                n = chain - h * N
-                row0, row1 = bounds(CU, n, T)
+                before, n = n, chain - h * N
+                if cutlass.const_expr(near is None):
+                    row0, row1 = bounds(CU, n, T)
+                elif n != before:
+                    row0, row1 = bounds(CU, n, T)
                 chunks = over(row1 - row0 + BT - 1, BT)
                 chunk = cuts.piece(chunks, piece, Staged)
                 if chunk > 0 and chunk == chunks:  # such a piece does not exist
@@ -404,7 +415,7 @@ class Fused(Guard, Build, Scanning):
         """
         # The cuts of the pair: in front of its runs, between them, and behind them.
         rank, own = cta % 2, cta - cta % 2
-        far = self.cut(CU, own + 2 - 2 * rank, cuts, N, T, H)
+        far = self.cut(CU, own + 2 - 2 * rank, cuts, N, T, H, begin)
         a, b, c = begin, end, far
         if rank > 0:
             a, b, c = far, begin, end
