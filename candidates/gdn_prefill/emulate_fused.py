@@ -79,7 +79,7 @@ def _pieces(
 
     warm = [0, *(warm_up(inputs, begin, h, b) for b in bounds[1:-1])]
     last, outputs = state, []
-    for p, behind in _segments(warm, first):
+    for p, behind in _segments(warm, range(first, first + len(warm))):
         at, stop, exact = bounds[p], bounds[behind], warm[p] < 0
         start = at if exact else at - warm[p]
         from_ = state if start == 0 else torch.zeros_like(state)

@@ -22,7 +22,7 @@ from candidates._delta_rule.kernel.image import (
 )
 from candidates._delta_rule.kernel.tiles import TILE
 from candidates._delta_rule.space import SHARED_MEMORY_BYTES
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import BT, SECOND, SHORT, SHORTER, cuts_of, runs_of
 from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.space import (
     FusedSchedule,
@@ -38,7 +38,7 @@ __all__ = [
     "Constants",
     "kernel_us",
     "modelled_us",
-    "piece_chunks",
+    "run_chunks",
 ]
 
 _SM_THREADS = 2048
@@ -100,10 +100,10 @@ def kernel_us(
     lengths: tuple[int, ...] = workload.lengths  # type: ignore[attr-defined]
     if is_fused(schedule):
         fused = FusedSchedule.of(schedule)
-        out = {"kda_fused": _fused(fused, heads, lengths, constants)}
-        if pieces_of(fused.waves, len(lengths), heads, constants.sms) > 1:
-            out["kda_fixup"] = constants.fixup_us
-        return out
+        return {
+            "kda_fused": _fused(fused, heads, lengths, constants),
+            "kda_fixup": constants.fixup_us,
+        }
     view = KdaSchedule.of(schedule)
     times = {"kda_prep": _prep(view, heads, lengths, constants)}
     times.update(scan_us(view, heads, lengths, constants))
@@ -157,28 +157,47 @@ def _prep(view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Co
 # --------------------------------------------------------------------------------- FUSED
 
 
-def piece_chunks(
-    view: FusedSchedule, heads: int, lengths: tuple[int, ...], sms: int
+def run_chunks(
+    view: FusedSchedule, heads: int, lengths: tuple[int, ...], sms: int, how: int = SHORTER
 ) -> list[list[int]]:
-    """Chunks that each piece of each sequence scans, those of its early start among them."""
-    pieces = pieces_of(view.waves, len(lengths), heads, sms)
-    found: list[list[int]] = []
-    for length in lengths:
-        chunks = -(-length // BT)
-        parts = max(min(pieces, chunks // 2), 1)
-        ends = [chunks * part // parts for part in range(parts + 1)]
-        found.append([end - at + min(SHORT, at) for at, end in itertools.pairwise(ends)])
+    """Chunks that each run of a CTA scans, piece by piece, those of its early start among them.
+
+    Parameters
+    ----------
+    view : FusedSchedule
+    heads : int
+    lengths : tuple of int
+    sms : int
+        Of the machine.
+    how : int
+        How sequences may be cut; see :mod:`.kernel.fused_plan`.
+
+    Returns
+    -------
+    list of list of int
+        Runs without a chunk are left out.
+    """
+    counts = [-(-length // BT) for length in lengths]
+    cuts = cuts_of(lengths, heads, runs_of(view.waves, sms), how)
+    found = []
+    for (chain, begin), (last, stop) in itertools.pairwise(cuts):
+        ends = [counts[i % len(counts)] for i in range(chain, last)] + [stop] * (stop > 0)
+        pieces = [end - (i == 0) * begin for i, end in enumerate(ends)]
+        if any(pieces):
+            pieces[0] += min(SHORT, begin)
+            found.append(pieces)
     return found
 
 
 def _fused(
     view: FusedSchedule, heads: int, lengths: tuple[int, ...], constants: Constants
 ) -> float:
-    """Pieces over the SMs, one CTA to each; at gates under which every piece may warm up."""
+    """Runs over the SMs, one CTA to each; at gates under which every run may start early."""
     step = constants.fused_step_us[view.frame, view.builders]
-    durations: list[float] = []
-    for chunks in itertools.chain(*piece_chunks(view, heads, lengths, constants.sms)):
-        durations += [constants.fused_cta_us + chunks * step] * heads
+    durations = [
+        constants.fused_cta_us + (sum(run) + (len(run) - 1) * SECOND) * step
+        for run in run_chunks(view, heads, lengths, constants.sms)
+    ]
     moved = heads * (sum(lengths) * HEAD * 12 + 2 * 4 * HEAD * HEAD * len(lengths))
     limit = moved / constants.copy_bytes_per_us
     return constants.launch_us + max(makespan(durations, constants.sms), limit)

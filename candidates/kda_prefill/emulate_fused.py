@@ -1,14 +1,14 @@
 """The arithmetic of the fused kernel on the CPU: its frames, its roundings and its pieces.
 
 As :mod:`.emulate`, whose chunks, rounding and inverse it shares: what differs is where the state
-is held between chunks and that a piece of a sequence may start from zero, where the guard says so,
-or is part of an exact segment, where it does not.
+is held between chunks and that a run of chunks that begins within a sequence may start from zero,
+where the guard says so, or with an exact segment, where it does not.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from candidates._delta_rule.emulate import bf16 as _bf16
 from candidates._delta_rule.emulate import exp as _exp
 from candidates._delta_rule.emulate import initial_state as _initial_state
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, cuts_of, runs_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
@@ -48,20 +48,22 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     final, scale = _initial_state(inputs), float(inputs["scale"])
     heads = inputs["v"].shape[1]
     out = torch.zeros(*chunks.v.shape)
-    pieces = pieces_of(view.waves, len(plan.lengths), heads, SMS)
+    cuts = _cuts_by_chain(cuts_of(plan.lengths, heads, runs_of(view.waves, SMS)))
     for n, (length, base) in enumerate(zip(plan.lengths, plan.base, strict=True)):
         count = -(-length // BT)
-        parts = max(min(pieces, count // 2), 1)
-        bounds = [count * p // parts for p in range(parts + 1)]
-        bound = pair_bounds(chunks, base, count) if parts > 1 else None
+        chains = [cuts.get(h * len(plan.lengths) + n, []) for h in range(heads)]
+        bound = pair_bounds(chunks, base, count) if any(chains) else None
         for h in range(heads):
-            warm = [0]
+            numbers, begins, warm = [0], [0], [0]
             if bound is not None:
-                warm += [_warm_up(bound[:, h], b) for b in bounds[1:-1]]
+                for number, begin in chains[h]:
+                    numbers.append(number)
+                    begins.append(begin)
+                    warm.append(_warm_up(bound[:, h], begin))
             last = final[n, h]
             walk = partial(_walk, images, chunks, base, h, scale=scale, middle=middle)
-            for p, stop in _segments(warm, (n * heads + h) * pieces):
-                begin, end, exact = bounds[p], bounds[stop], warm[p] < 0
+            for p, stop in _segments(warm, numbers):
+                begin, end, exact = begins[p], [*begins, count][stop], warm[p] < 0
                 first = begin if exact else begin - warm[p]
                 start = torch.zeros_like(final[n, h])
                 if first == 0:
@@ -77,13 +79,22 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
 
 
-def _segments(warm: list[int], first: int) -> list[tuple[int, int]]:
+def _cuts_by_chain(cuts: list[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
+    """Number and chunk of each cut within a chain, by chain."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, (chain, chunk) in enumerate(cuts):
+        if chunk > 0:
+            found.setdefault(chain, []).append((number, chunk))
+    return found
+
+
+def _segments(warm: list[int], numbers: Sequence[int]) -> list[tuple[int, int]]:
     """First and past-the-last piece of each segment of a chain.
 
-    ``first`` is the number of the chain's first piece among all; the CTAs of pieces 2 i and 2 i + 1
-    are a pair, and take them as one if the guard fails between them.
+    ``numbers`` are those of the cuts at which its pieces begin; the CTAs of runs 2 i and 2 i + 1
+    are a pair, and take two pieces as one if the guard fails between them.
     """
-    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or (first + p) % 2 == 0]
+    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or numbers[p] % 2 == 0]
     return list(itertools.pairwise([*starts, len(warm)]))
 
 

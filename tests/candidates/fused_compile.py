@@ -17,7 +17,7 @@ from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, MAPS, NEVER, FusedPlan, Scratch
 
 LAYOUT = ImageLayout(BT)
 
@@ -70,6 +70,7 @@ def run_fused(
     order: int | None = None,
     offsets: list[int] | None = None,
     options: Options = PLAIN,
+    how: int = ALIKE,
 ) -> dict[str, torch.Tensor]:
     """What the compiled kernel returns for inputs on the CPU.
 
@@ -81,13 +82,15 @@ def run_fused(
         As an operation generates them; in the form of ``options`` with strides, ``A_log``,
         ``dt_bias`` and ``lower_bound`` of their own.
     pieces : int
-        Per sequence, at most.
+        Per sequence, at most; of 1, none is cut.  If ``how`` is not ALIKE, CTAs.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
         Passed instead of the inputs' own.
     options : Options
         The form of ``inputs``.
+    how : int
+        How sequences are cut.
     """
     plan = FusedPlan(frame, builders, scales=options.l2norm)
     state = inputs["initial_state"]
@@ -127,35 +130,35 @@ def run_fused(
     parameters.append(tensor(o, (T, H), (H * 128,)))
     if options.final_state is not None:
         parameters.append(tensor(final, (N, H), (H * 16384,)))
-    total = N * pieces * H
-    words = Scratch(total).words(T, H) if pieces > 1 else 1
+    runs = (pieces if how != ALIKE else N * pieces * H) + 1 & -2
+    how = NEVER if pieces == 1 else how
+    words = Scratch(runs).words(T, H) if how > NEVER else 1
     scratch = tensor(np.full(words, np.nan, np.float32), (words,), ())
-    fixing = [parameters[5], *parameters[7 if state is not None else 6 :], scratch]
-    fixing.append(struct.pack("<i", pieces))
-    parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
+    number = struct.Struct("<i").pack
+    fixing = [*parameters[7 if state is not None else 6 :], scratch, number(runs)]
+    parameters += [scratch, struct.pack("<f", inputs["scale"]), number(runs), number(how)]
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:
         parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
     if options.gate == "safe":
         parameters.append(struct.pack("<f", inputs["lower_bound"]))
-    count = (total + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
-    for first in range(0, count, 2):
+    for first in range(0, runs, 2):
         run_cluster(
             [
                 Cta(
-                    fused, memory, parameters, index, count, plan.smem_bytes, plan.stage, PARTS,
+                    fused, memory, parameters, index, runs, plan.smem_bytes, plan.stage, PARTS,
                     rng,
                 )
                 for index in (first, first + 1)
             ]
         )  # fmt: skip
-    if pieces > 1:
+    if how > NEVER:
         from candidates.kda_prefill.kernel.fixup import SMEM_BYTES as size
 
-        for index in range(count):
-            Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
+        for index in range(runs):
+            Cta(fixup, memory, fixing, index, runs, size, size, FIXUP_PARTS, rng).run()
     out = {"o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16)}
     if options.final_state is not None:
         words = final.view(np.int16) if final.dtype == np.uint16 else final

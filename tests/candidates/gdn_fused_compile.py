@@ -92,7 +92,7 @@ def run_fused(
     words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
     room = np.full(words, np.nan, np.float32)
     scratch = tensor(room, (words,), ())
-    fixing = [parameters[5], *parameters[-2:], scratch, struct.pack("<i", pieces)]
+    fixing = [*parameters[-2:], scratch, struct.pack("<i", N * H * pieces)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
@@ -112,7 +112,7 @@ def run_fused(
         for index in range(count):
             Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
     if flags is not None:
-        flags[:] = room.view(np.int32)[:count].tolist()
+        flags[:] = room.view(np.int32)[: Scratch.RECORD * count : Scratch.RECORD].tolist()
     return {
         "o": torch.from_numpy(o.view(np.int16)).view(torch.bfloat16),
         "final_state": torch.from_numpy(final),

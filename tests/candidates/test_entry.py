@@ -11,7 +11,7 @@ from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import Options
 from candidates.kda_prefill.kernel import arguments, entry, known
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
-from candidates.kda_prefill.kernel.fused_plan import Scratch
+from candidates.kda_prefill.kernel.fused_plan import NEVER, SHORTER, Scratch
 
 CONFIG = Config(bt=32, anchor="mid")
 
@@ -156,18 +156,18 @@ def test_a_fused_kernel_is_the_default_and_may_be_named(launched, schedule):
     assert args[0] is x["q"]
     assert args[7] is o
     assert args[8] is final_state
-    pieces = 132 // 6  # of each of 2 sequences of 3 heads
-    assert args[9].numel() == Scratch(6 * pieces).words(37, 3)
+    assert args[9].numel() == Scratch(132).words(37, 3)
     assert args[9].dtype == torch.float32
     assert args[10] == 1 / math.sqrt(128)
-    assert args[11] == pieces
+    assert args[11:13] == (132, SHORTER)
 
 
-def test_a_scratch_that_int32_cannot_count_is_avoided_by_one_piece(launched, monkeypatch):
+def test_a_scratch_that_int32_cannot_count_is_avoided_by_whole_sequences(launched, monkeypatch):
     monkeypatch.setattr(arguments, "MAX_ROWS", 10_000)
     kda_prefill(**tensors())
     ((_, _, args),) = launched
-    assert args[9].numel() == args[11] == 1
+    assert args[9].numel() == 1
+    assert args[11:13] == (132, NEVER)
 
 
 @pytest.mark.parametrize("schedule", [None, CONFIG])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,20 @@ import torch
 import operations
 from candidates import BuildError, Schedule
 from candidates.kda_prefill import FAMILY, emulate_fused
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, MAPS, SHORT, FusedPlan, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import (
+    ALIKE,
+    BT,
+    GUARD,
+    LINE,
+    MAPS,
+    NEVER,
+    SECOND,
+    SHORT,
+    SHORTER,
+    FusedPlan,
+    cuts_of,
+    pieces_of,
+)
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
 from operations.kda_prefill import KdaWorkload
@@ -81,6 +95,97 @@ def test_pieces_fill_the_machine_and_never_vanish() -> None:
     assert pieces_of(4, 4, 12, 132) == 11
     assert pieces_of(1, 100, 16, 132) == 1
     assert pieces_of(1, 0, 16, 132) == 132
+
+
+# ------------------------------------------------------------------------------------ cuts
+
+
+Run = list[tuple[int, int, int]]
+
+
+def runs_of(lengths: tuple[int, ...], heads: int, runs: int, how: int) -> list[Run]:
+    """Each run's pieces: chain, first chunk, and the one past the last."""
+    counts = [-(-length // BT) for length in lengths] * heads
+    out = []
+    for (chain, begin), (last, stop) in itertools.pairwise(cuts_of(lengths, heads, runs, how)):
+        ends = [*counts[chain:last], *[stop] * (stop > 0)]
+        out.append([(chain + i, (i == 0) * begin, end) for i, end in enumerate(ends)])
+    return out
+
+
+def chunks_scanned(run: Run) -> int:
+    """Chunks of a run with those of its early start, and what its other pieces are worth."""
+    scanned = sum(end - begin + min(begin, SHORT) for _, begin, end in run)
+    return scanned + SECOND * max(len(run) - 1, 0)
+
+
+CUT_SHAPES = {
+    "one": ((8192,), 16),
+    "four": ((2048,) * 4, 12),
+    "long": ((8192,), 24),
+    "full": ((2048,) * 8, 16),
+    "short": ((1024,), 4),
+    "one among many": ((8192, 100, 0, 100, 2000), 16),
+    "many": ((128,) * 100, 16),
+    "ragged": (tuple(1 + 37 * n % 700 for n in range(70)), 3),
+    "empty": ((0, 0, 37, 0, 1, 130, 0), 3),
+    "nothing": ((0, 0), 2),
+    "a token": ((1,), 1),
+}
+
+
+@pytest.mark.parametrize("how", [NEVER, ALIKE, SHORTER, LINE])
+@pytest.mark.parametrize("runs", [2, 6, 132, 264])
+@pytest.mark.parametrize("shape", CUT_SHAPES)
+def test_every_chunk_is_in_one_run_and_every_chain_begins_in_one(
+    shape: str, runs: int, how: int
+) -> None:
+    lengths, heads = CUT_SHAPES[shape]
+    cut = cuts_of(lengths, heads, runs, how)
+    assert len(cut) == runs + 1
+    assert cut[0] == (0, 0)
+    assert cut[-1] == (len(lengths) * heads, 0)
+    assert cut == sorted(cut)
+    inside = [x for x in cut if x[1] > 0]
+    assert len(inside) == len(set(inside))  # only at the begin of a chain is a run empty
+    assert how > NEVER or not inside
+    pieces = [piece for run in runs_of(lengths, heads, runs, how) for piece in run]
+    counts = [-(-length // BT) for length in lengths] * heads
+    for chain, count in enumerate(counts):
+        own = [(begin, end) for i, begin, end in pieces if i == chain]
+        assert own[0][0] == 0
+        assert own[-1][1] == count
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(own))
+        assert all(begin < end for begin, end in own) or (count == 0 and len(own) == 1)
+
+
+@pytest.mark.parametrize("shape", CUT_SHAPES)
+def test_no_run_is_longer_than_if_all_are_cut_alike(shape: str) -> None:
+    longest = {
+        how: max(map(chunks_scanned, runs_of(*CUT_SHAPES[shape], 132, how)))
+        for how in (ALIKE, SHORTER, LINE)
+    }
+    assert longest[SHORTER] <= longest[ALIKE]
+    assert longest[SHORTER] in (longest[ALIKE], longest[LINE])
+
+
+def test_runs_of_the_line_are_equally_long() -> None:
+    for lengths, heads in CUT_SHAPES.values():
+        places = heads * (sum(lengths) // BT + SECOND * len(lengths))
+        runs = min(132, max(places // (2 * SHORT), 1))
+        for run in runs_of(lengths, heads, 132, LINE):  # a chain's last chunk may have no place
+            assert chunks_scanned(run) <= -(-places // runs) + SHORT + len(run)
+
+
+@pytest.mark.parametrize(
+    ("shape", "alike", "shorter"),
+    [("one", 66, 66), ("four", 66, 50), ("long", 105, 96), ("full", 128, 128), ("short", 4, 4)],
+)
+def test_the_longest_run_of_known_shapes(shape: str, alike: int, shorter: int) -> None:
+    found = [
+        max(map(chunks_scanned, runs_of(*CUT_SHAPES[shape], 132, how))) for how in (ALIKE, SHORTER)
+    ]
+    assert found == [alike, shorter]
 
 
 # ------------------------------------------------------------------------ in the interpreter
@@ -268,6 +373,80 @@ def test_the_order_of_warps_does_not_change_a_bit(frame: str, builders: int, lev
         assert torch.equal(first["final_state"], again["final_state"])
 
 
+LINES = {
+    # lengths, heads, CTAs: the cuts that they give, as (chain, chunk)
+    "two chains, then a straddling pair": (((300, 0, 90, 33), 1, 4), [(0, 6), (0, 15), (2, 0)]),
+    "both cuts within a chain": (((20, 0, 190, 33, 150), 2, 4), [(2, 10), (5, 0), (7, 10)]),
+    "parts of three chains": (((260, 20, 190), 1, 4), [(0, 6), (0, 15), (2, 3)]),
+    "a pair that leaves a state of its second chain": (((70, 220), 1, 4), [(0, 3), (1, 3), (1, 8)]),
+    "CTAs without a chunk": (((12, 90), 1, 6), [(1, 0), (2, 0), (2, 0), (2, 0), (2, 0)]),
+    "many to a CTA": (((20, 5, 0, 47, 16, 0, 0, 33, 60), 2, 2), [(9, 0)]),
+}
+
+
+@pytest.mark.parametrize("where", LINES)
+@pytest.mark.parametrize(
+    ("frame", "builders", "regime"),
+    [
+        ("middle", 3, "production"),
+        ("middle", 3, "slow"),
+        ("middle", 2, "beyond_scattered"),
+        ("boundary", 2, "mixed"),
+    ],
+)
+def test_runs_across_chains_are_right(frame: str, builders: int, regime: str, where: str) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    (lengths, heads, runs), cuts = LINES[where]
+    assert cuts_of(lengths, heads, runs, LINE)[1:-1] == cuts
+    workload, inputs = inputs_of(lengths, regime, heads)
+    got = run_fused(frame, builders, inputs, runs, how=LINE)
+    judged(got, workload, inputs, regime)
+
+
+@pytest.mark.parametrize("regime", ["production", "slow"])
+def test_the_order_of_warps_does_not_change_a_bit_across_chains(regime: str) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    (lengths, heads, runs), _ = LINES["two chains, then a straddling pair"]
+    _, inputs = inputs_of(lengths, regime, heads, initial_state=False)
+    first = run_fused("middle", 3, inputs, runs, how=LINE)
+    for seed in (1, 2):
+        again = run_fused("middle", 3, inputs, runs, order=seed, how=LINE)
+        for name, x in first.items():
+            assert torch.equal(x, again[name])
+
+
+@pytest.mark.parametrize("lengths", [(300,), (7, 130, 0, 64, 21)])
+def test_where_no_gate_reaches_far_the_cuts_do_not_show(lengths: tuple[int, ...]) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of(lengths, "production")
+    inputs["g"][:] = -5.0  # what an early start drops is below any digit
+    whole = run_fused("middle", 3, inputs, 2, how=NEVER)
+    for how in (ALIKE, LINE):
+        got = run_fused("middle", 3, inputs, 2 if how == ALIKE else 4, how=how)
+        for name, x in whole.items():
+            assert torch.equal(x, got[name]), (how, name)
+
+
+def test_wrong_offsets_are_clamped_along_the_line() -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    _, inputs = inputs_of((340,), "slow", heads=2, initial_state=False)
+    wrong, right = [3, 20, 7, 999], [3, 20, 20, 340]
+    got = run_fused("middle", 2, inputs, 4, offsets=wrong, how=LINE)
+    want = run_fused("middle", 2, inputs, 4, offsets=right, how=LINE)
+    assert torch.equal(got["o"], want["o"])
+    assert torch.equal(got["final_state"], want["final_state"])
+    assert not got["o"][:3].any()
+    assert got["o"].isfinite().all()
+
+
 def test_wrong_offsets_are_clamped_and_rows_outside_cleared() -> None:
     pytest.importorskip("cutlass")
     from fused_compile import run_fused
@@ -344,12 +523,30 @@ def test_the_emulation_composes_segments_like_the_kernels(
         assert error <= 1e-3 * x.float().norm()
 
 
+@pytest.mark.parametrize("regime", ["production", "slow"])
+def test_the_emulation_cuts_like_the_kernel(regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass")
+    from fused_compile import run_fused
+
+    lengths, heads = (500, 0, 40, 30), 1
+    cuts = cuts_of(lengths, heads, 4, SHORTER)
+    assert cuts == cuts_of(lengths, heads, 4, LINE)
+    assert cuts != cuts_of(lengths, heads, 4, ALIKE)
+    _, inputs = inputs_of(lengths, regime, heads)
+    got = run_fused("middle", 3, inputs, 4, how=SHORTER)
+    monkeypatch.setattr(emulate_fused, "SMS", 4)
+    want = FAMILY.emulate(FusedSchedule("middle", 3, 1).schedule(), inputs)
+    for name, x in want.items():
+        error = (got[name].float() - x.float()).norm()
+        assert error <= 1e-3 * x.float().norm()
+
+
 def test_a_pair_takes_its_pieces_as_one_where_the_guard_fails_between_them() -> None:
     segments = emulate_fused._segments
-    assert segments([0, 2, 2, 2], 0) == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert segments([0, -1, -1, -1, -1], 0) == [(0, 2), (2, 4), (4, 5)]
-    assert segments([0, -1, -1, -1, -1], 5) == [(0, 1), (1, 3), (3, 5)]
-    assert segments([0, -1, -1, 2, -1], 0) == [(0, 2), (2, 3), (3, 4), (4, 5)]
+    assert segments([0, 2, 2, 2], [0, 1, 2, 3]) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert segments([0, -1, -1, -1, -1], [0, 1, 2, 3, 4]) == [(0, 2), (2, 4), (4, 5)]
+    assert segments([0, -1, -1, -1, -1], [0, 6, 7, 8, 9]) == [(0, 1), (1, 3), (3, 5)]
+    assert segments([0, -1, -1, 2, -1], [0, 1, 2, 3, 4]) == [(0, 2), (2, 3), (3, 4), (4, 5)]
 
 
 def test_a_warm_up_is_short_at_production_gates_and_none_will_do_at_slow_ones() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-__all__ = ["bounds", "locate", "offset"]
+__all__ = ["bounds", "locate", "offset", "owner", "survey"]
 
 I32, I64 = cutlass.Int32, cutlass.Int64
 
@@ -53,6 +53,90 @@ def ragged_bounds(CU: cute.Tensor, n, T):
 
 
 @cute.jit
+def read(CU: cute.Tensor, first, reach, T):
+    """The offsets from ``first`` on, PER_LANE a lane, and each lane's m of the one before its own.
+
+    ``reach`` is m of the offset before ``first``.  Beyond N, N is read once more.
+    """
+    lane = cute.arch.lane_idx()
+    N = CU.shape[0] - 1
+    ends = [I32(0)] * PER_LANE
+    for k in cutlass.range_constexpr(PER_LANE):
+        ends[k] = offset(CU, min(first + lane * PER_LANE + k, N), T)
+    highest = I32(0)
+    for k in cutlass.range_constexpr(PER_LANE):
+        highest = max(highest, ends[k])
+    # Inclusive over lanes, then what the lanes before have.
+    for d in (1, 2, 4, 8, 16):
+        below = cute.arch.shuffle_sync_up(highest, offset=d, mask_and_clamp=0)
+        if lane >= d:
+            highest = max(highest, below)
+    m = cute.arch.shuffle_sync_up(highest, offset=1, mask_and_clamp=0)
+    if lane == 0:
+        m = I32(0)
+    return ends, max(reach, m), max(reach, cute.arch.shuffle_sync(highest, offset=31))
+
+
+@cute.jit
+def survey(CU, T):
+    """First row of the first sequence, row past the last one's last, rows of the longest one."""
+    if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
+        first, last, longest = I32(0), I32(T), I32(CU)
+    else:
+        first, last, longest = ragged_survey(CU, T)
+    return first, last, longest
+
+
+@cute.jit
+def ragged_survey(CU: cute.Tensor, T):
+    """:func:`survey` by offsets."""
+    N = CU.shape[0] - 1
+    start = max(offset(CU, 0, T), 0)
+    reach, longest = start, I32(0)
+    for first in cutlass.range(0, N + 1, 32 * PER_LANE, unroll=1):
+        ends, m, reach = read(CU, first, reach, T)
+        for k in cutlass.range_constexpr(PER_LANE):
+            behind = max(m, ends[k])
+            longest = max(longest, behind - m)
+            m = behind
+    return start, reach, cute.arch.warp_redux_sync(longest, "max")
+
+
+@cute.jit
+def owner(CU: cute.Tensor, place, T, span: cutlass.Constexpr, weight: cutlass.Constexpr):
+    """The last sequence n that begins at or before ``place``, its first row and that past its last.
+
+    Sequence n is rows ``[m_n, m_{n+1})`` and begins at ``m_n // span + weight n``.  -1 if there is
+    none.
+    """
+    lane = cute.arch.lane_idx()
+    N = CU.shape[0] - 1
+    found = I32(-1)
+    lo = I32(0)
+    hi = I32(-1)  # m of the offset behind it, once seen
+    reach = I32(0)  # m of the last offset seen
+    first = I32(0)
+    while first <= N:
+        index = first + lane * PER_LANE
+        ends, m, reach = read(CU, first, reach, T)
+        mine, m_mine, m_next = I32(-1), I32(0), T
+        for k in cutlass.range_constexpr(PER_LANE):
+            m = max(m, ends[k])
+            if index + k < N and m // span + weight * (index + k) <= place:
+                mine = index + k
+                m_mine = m
+            else:
+                m_next = min(m_next, m)
+        found = max(found, cute.arch.warp_redux_sync(mine, "max"))
+        lo = max(lo, cute.arch.warp_redux_sync(m_mine, "max"))
+        hi = cute.arch.warp_redux_sync(m_next, "min")
+        first += 32 * PER_LANE
+        if found + 1 < first:  # the offset behind the owner has been seen: places only grow
+            first = N + 1
+    return found, lo, hi
+
+
+@cute.jit
 def locate(CU: cute.Tensor, slot, T, bt: cutlass.Constexpr, unroll: cutlass.Constexpr):
     """The chunk that owns ``slot``: ``(n, lo, hi, chunk)``.
 
@@ -61,51 +145,12 @@ def locate(CU: cute.Tensor, slot, T, bt: cutlass.Constexpr, unroll: cutlass.Cons
     multiple of ``unroll``); ``chunk`` is counted from its start.  ``n`` is N where the slot
     belongs to nobody.
     """
-    lane = cute.arch.lane_idx()
-    N = CU.shape[0] - 1
     span = bt * unroll
-    turn = slot // unroll
-    owner = I32(-1)  # the last sequence whose base is at or before the slot
-    lo = I32(0)
-    hi = I32(-1)  # m of the offset behind it, once seen
-    reach = I32(0)  # m of the last offset seen
-    first = I32(0)
-    while first <= N:
-        index = first + lane * PER_LANE
-        ends = [I32(0)] * PER_LANE
-        for k in cutlass.range_constexpr(PER_LANE):
-            ends[k] = offset(CU, min(index + k, N), T)  # beyond N: N once more
-        highest = I32(0)
-        for k in cutlass.range_constexpr(PER_LANE):
-            highest = max(highest, ends[k])
-        # Inclusive over lanes, then what the lanes before have.
-        for d in (1, 2, 4, 8, 16):
-            below = cute.arch.shuffle_sync_up(highest, offset=d, mask_and_clamp=0)
-            if lane >= d:
-                highest = max(highest, below)
-        m = cute.arch.shuffle_sync_up(highest, offset=1, mask_and_clamp=0)
-        if lane == 0:
-            m = I32(0)
-        m = max(reach, m)
-        mine, m_mine, m_next = I32(-1), I32(0), T
-        for k in cutlass.range_constexpr(PER_LANE):
-            m = max(m, ends[k])
-            if index + k < N and m // span + index + k <= turn:
-                mine = index + k
-                m_mine = m
-            else:
-                m_next = min(m_next, m)
-        owner = max(owner, cute.arch.warp_redux_sync(mine, "max"))
-        lo = max(lo, cute.arch.warp_redux_sync(m_mine, "max"))
-        hi = cute.arch.warp_redux_sync(m_next, "min")
-        reach = max(reach, cute.arch.shuffle_sync(highest, offset=31))
-        first += 32 * PER_LANE
-        if owner + 1 < first:  # the offset behind the owner has been seen: bases only grow
-            first = N + 1
+    n, lo, hi = owner(CU, slot // unroll, T, span, 1)
     chunk = I32(0)
-    if owner >= 0:
-        chunk = slot - unroll * (lo // span + owner)
+    if n >= 0:
+        chunk = slot - unroll * (lo // span + n)
     # A slot between the last chunk of one sequence and the base of the next is nobody's.
-    if owner < 0 or chunk >= unroll * ((hi - lo + span - 1) // span):
-        owner = N
-    return owner, lo, hi, chunk
+    if n < 0 or chunk >= unroll * ((hi - lo + span - 1) // span):
+        n = CU.shape[0] - 1
+    return n, lo, hi, chunk

@@ -22,6 +22,7 @@ from candidates.kda_prefill.kernel.fused_exact import (
     BEGINS,
     CARRY,
     CONTINUES,
+    ENDS,
     FINAL,
     FREE,
     MAP,
@@ -104,7 +105,6 @@ class Jobs(Exact):
             jobs = I32(0)
         if warp_id == 0:
             if lane == 0:
-                self.put_flag(X, cta, flag)
                 entries = Scratch(N * H * pieces)
                 entry = entries.entries + own * entries.ENTRY
                 from_a, end_a, final = begin - max(left, 0), stop, last
@@ -115,6 +115,11 @@ class Jobs(Exact):
                         target = I32(CARRY)
                 if final:
                     target = I32(FINAL)
+                    if flag == BEGINS:
+                        flag = I32(BEGINS + ENDS)
+                self.put_record(
+                    X, cta, flag, n * H + h, row0 + begin * PIECE, min(row0 + end_a * PIECE, row1)
+                )
                 if exact:
                     target = I32(CARRY)
                     if rank > 0:

@@ -101,7 +101,7 @@ class FusedPrefill:
         self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream)
         if cutlass.const_expr(self.fused.plan.cuts):
             if pieces > 1:
-                self.fixup(CU, O, S, X, pieces, stream)
+                self.fixup(O, S, X, (CU.shape[0] - 1) * pieces * O.shape[1], stream)
 
 
 class _Arguments:

@@ -87,7 +87,7 @@ class FusedConfig:
     builders : int
         Warpgroups that build chunks.
     waves : int
-        CTAs per SM that sequences are cut into pieces for; not compiled in.
+        CTAs per SM that the chunks of all sequences are shared among; not compiled in.
 
     Raises
     ------

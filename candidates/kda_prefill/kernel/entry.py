@@ -21,7 +21,7 @@ from candidates._delta_rule.kernel.options import PLAIN, Options
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
-from .fused_plan import Scratch, pieces_of
+from .fused_plan import NEVER, SECOND, SHORTER, Scratch, runs_of
 from .known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [
@@ -134,12 +134,13 @@ def prepare(
         return _without_rows
     function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        pieces = pieces_of(config.waves, N, H, _sms(v.device))
+        runs, how = runs_of(config.waves, _sms(v.device)), SHORTER
         rows = T if cu_seqlens is not None else N * T
-        words = Scratch(N * H * pieces).words(rows, H) if pieces > 1 else 1
-        if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
-            words = pieces = 1
-        return functools.partial(_enqueue_fused, function, words, pieces)
+        words = Scratch(runs).words(rows, H)
+        # Sizes are int32: whole sequences are right, and need no scratch.
+        if max(words, H * (rows + 16 * SECOND * N)) > arguments.MAX_ROWS:
+            words, how = 1, NEVER
+        return functools.partial(_enqueue_fused, function, words, runs, how)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
     return functools.partial(_enqueue, function, scratch)
 
@@ -163,14 +164,14 @@ def _without_rows(
 
 
 def _enqueue_fused(
-    function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None, lower_bound=None,
+    function, words, runs, how, q, k, v, g, beta, cu_seqlens, initial_state, scale, out,
+    final_state, A_log=None, dt_bias=None, lower_bound=None,
 ) -> None:  # fmt: skip
     """Allocate scratch and launch; see :func:`_enqueue`."""
     scratch = torch.empty(words, dtype=torch.float32, device=v.device)
     function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
-        A_log, dt_bias, lower_bound,
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, runs,
+        how, A_log, dt_bias, lower_bound,
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """What the fused kernel left of exact segments: carries, outputs and final states.
 
-Two CTAs for each pair of pieces.  If the segment that begins with the pair needs a carry, each
-composes the segments in front of it for half of the value rows, from the last one that began
-freely on, ``S <- M S + C``; others of the chain do the same, which is cheaper than to wait
+Two CTAs for each pair of the fused kernel's.  If the segment that begins with the pair needs a
+carry, each composes the segments in front of it for half of the value rows, from the last one that
+began freely on, ``S <- M S + C``; others of the chain do the same, which is cheaper than to wait
 for one another.  Then ``O <- O + P S`` for the tokens of the segment, and ``M S + C`` once more
-where the sequence ends.  Where nothing needs a carry, nothing is read but flags.
+where the sequence ends.  Where nothing needs a carry, nothing is read but records.
 
 The outputs' product has the tokens in its rows.  Its keys and its value columns are permuted so
 that a thread's elements of P and of O are 16 bytes side by side in global memory; the
@@ -25,11 +25,10 @@ from cutlass.tensor_utils import LayoutEnum
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.ragged import bounds
 from candidates._delta_rule.kernel.step import STATE_WORDS, narrow, product, store_state
 from candidates.kda_prefill.kernel.fused import in_one_row
-from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES
-from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, Scratch
+from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES, ENDS
+from candidates.kda_prefill.kernel.fused_plan import MAPS, Scratch
 
 __all__ = ["SMEM_BYTES", "Fixup"]
 
@@ -65,34 +64,29 @@ class Fixup:
     @cute.jit
     def __call__(
         self,
-        CU: cute.Tensor | None,
         O: cute.Tensor,
         S: cute.Tensor | None,
         X: cute.Tensor,
-        pieces: cutlass.Int32,
+        total: cutlass.Int32,
         stream: CUstream,
     ):
         """Launch on ``stream``, behind the fused kernel with the same arguments.
 
         Parameters
         ----------
-        CU, O, S, X : cute.Tensor
-            As for :class:`.fused.Fused`.
-        pieces : Int32
-            2 or more.
+        O, S, X : cute.Tensor
+            As for :class:`.fused.Fused`; O may have another dimension before T.
+        total : Int32
+            CTAs of the fused kernel that X is for.
         stream : CUstream
         """
-        N, offsets = (CU.shape[0] - 1, CU) if CU is not None else O.shape[:2]
-        if cutlass.const_expr(CU is None):
+        if cutlass.const_expr(cute.rank(O) == 4):
             O = in_one_row(O)
-        H = O.shape[1]
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
-        if N * H > 0:
-            self.kernel(
-                offsets, O, S, X, pieces, product(OperandMajorMode.MN, HEAD),
-                product(OperandMajorMode.K, ROWS),
-            ).launch(
-                grid=((N * pieces * H + 1) // 2 * 2, 1, 1),
+        if O.shape[1] > 0 and total > 0:
+            mma_m, mma_o = product(OperandMajorMode.MN, HEAD), product(OperandMajorMode.K, ROWS)
+            self.kernel(O, S, X, total, mma_m, mma_o).launch(
+                grid=((total + 1) // 2 * 2, 1, 1),
                 block=(_THREADS, 1, 1),
                 stream=stream,
                 use_pdl=True,
@@ -103,16 +97,14 @@ class Fixup:
     @cute.kernel
     def kernel(
         self,
-        CU: cute.Tensor | cutlass.Int32,
         O: cute.Tensor,
         S: cute.Tensor | None,
         X: cute.Tensor,
-        pieces: cutlass.Int32,
+        total: cutlass.Int32,
         mma_m: cute.TiledMma,
         mma_o: cute.TiledMma,
     ):
-        T, H = O.shape[:2]
-        N = CU.shape[0] - 1 if isinstance(CU, cute.Tensor) else T // CU
+        H = O.shape[1]
         warp_id = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane, t = cute.arch.lane_idx(), cute.arch.thread_idx()[0] % 128
         wg = warp_id // 4
@@ -129,11 +121,14 @@ class Fixup:
 
         # Launched when the fused kernel is about to end: what that writes is there from here on.
         cute.arch.griddepcontrol_wait()
-        flags = X.iterator.toint()
-        begins, continues = self.flags(flags, pair)
-        front = max(pair - 1 - lane, 0)
-        before, after = self.flags(flags, front)
-        if begins == BEGINS:
+        records = X.iterator.toint()
+        begins, chain, row0, end = op.ptx(
+            "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            [I32] * 4,
+            [records + I64(pair) * (8 * Scratch.RECORD)],
+        )
+        before, after = self.flags(records, max(pair - 1 - lane, 0))
+        if begins % ENDS == BEGINS:
             # Pairs in front that are exact segments as a whole, then a segment that began freely.
             steps, run = I32(0), I32(32)
             while run == 32:
@@ -141,32 +136,24 @@ class Fixup:
                 run = cute.arch.warp_redux_sync(op.select(stay, lane, I32(32)), "min")
                 steps = steps + run
                 if run == 32:
-                    before, after = self.flags(flags, max(pair - 1 - steps - lane, 0))
+                    before, after = self.flags(records, max(pair - 1 - steps - lane, 0))
             source = 2 * (pair - 1 - steps) + 1
             if cute.arch.shuffle_sync(after, offset=run) == CONTINUES:
                 source = source - 1
             steps = cute.arch.make_warp_uniform(steps)
             source = cute.arch.make_warp_uniform(source)
             first = 2 * (pair - steps)
-            n, h = 2 * pair // pieces // H, 2 * pair // pieces % H
-            p = 2 * pair % pieces
-            row0, row1 = bounds(CU, n, T)
-            row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
-            chunks = (row1 - row0 + BT - 1) // BT
-            parts = max(min(pieces, chunks // 2), 1)
-            end_p = p + 1
-            if continues == CONTINUES:
-                end_p = p + 2
-            begin, stop = chunks * p // parts, chunks * end_p // parts
+            chain, row0, end = (cute.arch.make_warp_uniform(x) for x in (chain, row0, end))
+            n, h = chain // H, chain % H
             # Where the sequence ends, this segment's own map is needed as well.
             maps = steps
             if cutlass.const_expr(S is not None):
-                if end_p == parts:
+                if begins >= ENDS:
                     maps = steps + 1
             maps = cute.arch.make_warp_uniform(maps)
 
             bars_at = at + _OFF_BARS
-            scratch = Scratch(N * H * pieces)
+            scratch = Scratch(total)
             entries = X.iterator + scratch.entries
             if warp_id == 0:
                 if lane == 0:
@@ -178,13 +165,12 @@ class Fixup:
                 cute.arch.sync_warp()
 
             # A thread has rows t / 4 and 8 more of a warp's 16, and of each row 8 of 32 columns.
-            row = row0 + begin * BT + wg * TILE + t // 32 * 16 + lane // 4
-            end = min(row0 + stop * BT, row1)
-            turns = (end - (row0 + begin * BT) + 2 * TILE - 1) // (2 * TILE)
+            row = row0 + wg * TILE + t // 32 * 16 + lane // 4
+            turns = (end - row0 + 2 * TILE - 1) // (2 * TILE)
             pitch = I64(H) * (2 * HEAD)
             place = (I64(row) * H + h) * (2 * HEAD) + lane % 4 * 16
             o_at = O.iterator.toint() + place + half * (2 * ROWS)
-            p_at = flags + I64(scratch.outputs) * 4 + place
+            p_at = records + I64(scratch.outputs) * 4 + place
             own = at + cute.arch.thread_idx()[0] * 16
             fetch_rows(own + _OFF_TURN, row, end, p_at, o_at, pitch)
 
@@ -289,11 +275,13 @@ class Fixup:
                 p_at = p_at + step
 
     @cute.jit
-    def flags(self, flags, pair):
-        """Flags of a pair's two pieces."""
-        return op.ptx(
-            "ld.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];", [I32] * 2, [flags + I64(pair) * 8]
-        )
+    def flags(self, records, pair):
+        """Flags of a pair's two CTAs."""
+        place = records + I64(pair) * (8 * Scratch.RECORD)
+        return [
+            op.ptx(f"ld.global.b32 {{$w0}}, [{{$r0}}+{4 * Scratch.RECORD * i}];", [I32], [place])
+            for i in range(2)
+        ]
 
     @cute.jit
     def load(self, entries, piece, at, slot):

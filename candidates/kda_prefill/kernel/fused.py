@@ -1,9 +1,10 @@
 """KDA prefill in one kernel: each CTA builds the factors of its chunks and scans them.
 
-A CTA takes a *piece*, a run of chunks of one sequence of one head.  Two warpgroups hold the
-transposed state, 64 value rows each; two or three more take turns at building chunks of 16
-tokens, each from its own asynchronously filled inputs, into a ring of stages that have the
-form of the split kernels' images.  Nothing but inputs and outputs moves through global memory.
+A CTA takes a *run* of the chunks of all sequences and heads: one or several *pieces*, each of one
+sequence of one head.  Two warpgroups hold the transposed state, 64 value rows each; two or three
+more take turns at building chunks of 16 tokens, each from its own asynchronously filled inputs,
+into a ring of stages that have the form of the split kernels' images.  Nothing but inputs and
+outputs moves through global memory.
 
 With b the cumulative gate of a chunk and m its 8th token, scores are made of kR = k e^(b - b_m),
 qR = q e^(b - b_m) and kC = k e^(b_m - b).  In the ``middle`` frame the scan uses these too:
@@ -16,9 +17,10 @@ so that two exponentials, three products and three stores per element are all; t
 spans two half chunks, so that gates of -5 are the strongest it bears.  The ``boundary`` frame has
 Qhat, Kbar and W at the chunk's ends, as the split kernels do, and bears -10.
 
-A piece starts a few chunks early from a zero state where :class:`.fused_guard.Guard` proves that
-this drops nothing that counts; where it does not, it becomes part of an exact segment:
-:mod:`.fused_exact`.
+A run that begins within a sequence starts a few chunks early from a zero state where
+:class:`.fused_guard.Guard` proves that this drops nothing that counts; where it does not, its first
+piece becomes part of an exact segment: :mod:`.fused_exact`.  Where runs begin is decided by
+:class:`.fused_plan.Cuts`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Gates
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
-from candidates._delta_rule.kernel.ragged import bounds, offset
+from candidates._delta_rule.kernel.ragged import bounds, offset, owner, survey
 from candidates._delta_rule.kernel.step import product
 from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_exact import (
@@ -45,16 +47,29 @@ from candidates.kda_prefill.kernel.fused_exact import (
     BEGINS,
     CARRY,
     CONTINUES,
+    ENDS,
     FINAL,
     FREE,
-    GUESS,
+    LAST,
     MAP,
     NOTHING,
     NOWHERE,
-    PAIR,
+    OWN,
 )
 from candidates.kda_prefill.kernel.fused_guard import Guard
-from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import (
+    BT,
+    NEVER,
+    RUN,
+    SCAN_WARPS,
+    SECOND,
+    SHORT,
+    Cuts,
+    FusedPlan,
+    Numbers,
+    Scratch,
+    first_job,
+)
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 
 __all__ = ["Fused"]
@@ -62,35 +77,29 @@ __all__ = ["Fused"]
 BF16, I32 = op.BF16, op.I32
 
 
-class Piece(NamedTuple):
-    """A piece of a sequence of one head.
+class Cut(NamedTuple):
+    """Where a run begins.
 
     Attributes
     ----------
-    n, h, p
-        Sequence, head, which of its pieces.
-    row0, row1, chunks, parts
-        Rows of the sequence, its chunks, and its pieces as many as there are.
-    begin, stop
-        First chunk, and past the last.
-    there
-        Whether it exists.
+    chain
+        Number of the sequence and head in the line of all; as many as there are behind the last.
+    n, h, row0, row1
+        Sequence, head, rows of the sequence.
+    chunk
+        First chunk of the run; 0 if it begins where the sequence does.
     """
 
+    chain: Any
     n: Any
     h: Any
-    p: Any
     row0: Any
     row1: Any
-    chunks: Any
-    parts: Any
-    begin: Any
-    stop: Any
-    there: Any
+    chunk: Any
 
 
 class Fused(Guard, Build, Scanning):
-    """The fused kernel, compiled once for every T, N, H and number of pieces.
+    """The fused kernel, compiled once for every T, N, H and number of runs.
 
     Parameters
     ----------
@@ -121,7 +130,8 @@ class Fused(Guard, Build, Scanning):
         S: cute.Tensor | None,
         X: cute.Tensor,
         scale: cutlass.Float32,
-        pieces: cutlass.Int32,
+        runs: cutlass.Int32,
+        how: cutlass.Int32,
         A_log: cute.Tensor | None,
         dt_bias: cute.Tensor | None,
         bound: cutlass.Float32 | None,
@@ -148,27 +158,28 @@ class Fused(Guard, Build, Scanning):
             Final states.  Must not overlap S0: the CTA of the last piece writes it while that of
             the first still reads.
         X : cute.Tensor
-            Scratch of :class:`.fused_plan.Scratch`, fp32; any size if ``pieces`` is 1.
+            Scratch of :class:`.fused_plan.Scratch` of ``runs``, fp32; any size if ``how`` is NEVER.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
             Of the gate's activation: see :class:`candidates._delta_rule.kernel.activate.Gates`.
         scale : Float32
-        pieces : Int32
-            Pieces per sequence, at most; 1 or more.
+        runs : Int32
+            CTAs, an even number.
+        how : Int32
+            How sequences may be cut: NEVER, ALIKE, SHORTER or LINE of :mod:`.fused_plan`.
         stream : CUstream
         """
-        N, offsets = (CU.shape[0] - 1, CU) if CU is not None else Q.shape[:2]
+        offsets = CU if CU is not None else Q.shape[1]
         if cutlass.const_expr(CU is None):
             Q, K, V, G, B, O = (in_one_row(X) for X in (Q, K, V, G, B, O))
         mma_t = product(OperandMajorMode.K, BT)
         mma_w, mma_s = product(OperandMajorMode.K, 2 * BT), product(OperandMajorMode.MN, HEAD)
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if Q.shape[1] > 0:
-            total = max(N, 1) * pieces * V.shape[1]
             self.kernel(
-                Q, K, V, G, B, offsets, S0, O, S, X, scale, pieces, A_log, dt_bias, bound,
+                Q, K, V, G, B, offsets, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound,
                 mma_t, mma_w, mma_s,
             ).launch(
-                grid=((total + 1) // 2 * 2, 1, 1),
+                grid=(runs, 1, 1),
                 block=(self.plan.threads, 1, 1),
                 cluster=(2, 1, 1),
                 stream=stream,
@@ -190,7 +201,8 @@ class Fused(Guard, Build, Scanning):
         S: cute.Tensor | None,
         X: cute.Tensor,
         scale: cutlass.Float32,
-        pieces: cutlass.Int32,
+        runs: cutlass.Int32,
+        how: cutlass.Int32,
         A_log: cute.Tensor | None,
         dt_bias: cute.Tensor | None,
         bound: cutlass.Float32 | None,
@@ -211,43 +223,36 @@ class Fused(Guard, Build, Scanning):
         smem = memory.SmemAllocator()
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
-        # What each CTA most likely does is begun before it is decided: its own piece, from zero.
-        mine = self.piece(CU, cta, pieces, N, T, H)
-        guess = max(mine.begin - SHORT, 0)
+        # What each CTA most likely does is begun before it is decided: its own run, from zero.
+        first, last, rows = survey(CU, T)
+        cuts = Cuts.of(N, H, first, last, over(rows + BT - 1, BT), runs, how, Staged)
+        begin = self.cut(CU, cta, cuts, N, T, H)
+        end = self.cut(CU, cta + 1, cuts, N, T, H, begin)
         for m in (mma_t, mma_w, mma_s):
             m.set(warpgroup.Field.ACCUMULATE, True)
+        number = first_job(warp_id)
         if warp_id < SCAN_WARPS:
             cute.arch.setmaxregister_increase(plan.scan_registers)
-            total = N * H * pieces
-            choice = I32(NOTHING)
-            if pieces == 1:
-                if mine.there:
-                    choice = I32(AS_GUESSED)
-                    if tidx == 0:
-                        self.put_job(
-                            at, 0, (mine.n, mine.h, mine.row0, mine.row1, I32(0), mine.chunks,
-                                    I32(0), I32(3), I32(0), I32(FINAL), I32(0)),
-                        )  # fmt: skip
-            else:
-                choice = self.decide(
-                    CU, K, G, B, X, at, mine, pieces, guess, N, T, H, cta, warp_id, lane
-                )
+            choice = self.decide(
+                CU, K, G, B, X, at, begin, end, cuts, runs, how, N, T, H, cta, warp_id, lane
+            )
             if cutlass.const_expr(ragged):  # while the builders are busy
-                covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-                self.clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
+                self.clear_uncovered(CU, O, T, H, N, cta, (first, last), warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
             choice = cute.arch.make_warp_uniform(choice)
-            rest = (S0, O, S, X, scale, base, total, tidx, warp_id, lane, mma_t, mma_w, mma_s)
-            if choice < PAIR:  # first, so that its code follows
-                if cutlass.const_expr(self.guesses):
-                    if choice == AGAIN:
-                        self.begin_anew(at, warp_id, lane)
-                if choice > NOTHING:
-                    self.scan_job(0, *rest, False)
-            else:
-                for j in cutlass.range(choice - PAIR + 1, unroll=1):
+            own, jobs = choice % OWN, over(choice, OWN)
+            rest = (S0, O, S, X, scale, base, runs, tidx, warp_id, lane, mma_t, mma_w, mma_s)
+            if cutlass.const_expr(self.guesses):
+                if own == AGAIN:
+                    self.begin_anew(at, warp_id, lane)
+            more = self.take_run(at, number, own, lane)
+            while more > 0:  # first, so that its code follows
+                self.scan_job(number, *rest, False)
+                more = self.next_piece(CU, at, number, N, T, lane)
+            if jobs > 0:
+                for j in cutlass.range(jobs, unroll=1):
                     self.begin_again(at, warp_id, lane)
                     self.scan_job(j, *rest, True)
                 ops.sync_cluster()  # nobody leaves while its shared memory may be written
@@ -256,155 +261,262 @@ class Fused(Guard, Build, Scanning):
             if warp_id == SCAN_WARPS:
                 if lane == 0:
                     self.begin_ring(at)
-                    self.put_job(
-                        at, GUESS, (mine.n, mine.h, mine.row0, mine.row1, guess, mine.stop - guess)
-                    )
+            more = I32(0)
+            if cutlass.const_expr(self.guesses):
+                more = self.guess(at, number, begin, end, lane)
             ops.sync_builders(128 * plan.builders)
             inputs = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
-            if cutlass.const_expr(self.guesses):
-                number = I32(GUESS)
-                if not mine.there:
-                    self.await_choice(at)
-                    number = I32(-1)
-                while number >= 0:
-                    self.build(*inputs, number, False)
-                    choice = self.choice(at)
-                    if choice == AGAIN and number == GUESS:
-                        self.begin_anew(at, warp_id, lane)
-                        number = I32(0)
-                    else:
-                        number = I32(-1)
-                choice = self.choice(at)
-            else:
-                choice = self.await_choice(at)
-                if choice > NOTHING and choice < PAIR:
-                    self.build(*inputs, 0, False)
-            if choice >= PAIR:
-                for j in cutlass.range(choice - PAIR + 1, unroll=1):
+            if more == 0:
+                more = self.take_run(at, number, self.await_choice(at) % OWN, lane)
+            while more > 0:
+                self.build(*inputs, number, False)
+                if cutlass.const_expr(self.guesses):
+                    more = self.after_guess(at, number, warp_id, lane)
+                if more > 0:
+                    more = self.next_piece(CU, at, number, N, T, lane)
+                elif more < 0:
+                    more = I32(1)
+            jobs = over(self.choice(at), OWN)
+            if jobs > 0:
+                for j in cutlass.range(jobs, unroll=1):
                     self.begin_again(at, warp_id, lane)
                     self.build(*inputs, j, True)
                 ops.sync_cluster()
 
     @cute.jit
-    def piece(self, CU, number, pieces, N, T, H, near=None):
-        """Piece ``number`` of all; ``near`` is one beside it, if that is at hand."""
-        chain = over(number, pieces)
-        n = over(chain, H)
-        h, p = chain - n * H, number - chain * pieces
-        row0, row1 = I32(0), I32(0)
+    def cut(self, CU, number, cuts, N, T, H, near=None):
+        """Where run ``number`` begins; ``near`` is another cut, whose sequence may be the same."""
+        chain, n, h = N * H, I32(-1), I32(0)
+        row0, row1, chunk = I32(0), I32(0), I32(0)
         if cutlass.const_expr(near is not None):
-            row0, row1 = near.row0, near.row1
-            if n != near.n:
-                row0, row1 = I32(0), I32(0)
-                if n < N:
+            n, row0, row1 = near.n, near.row0, near.row1
+        if cuts.line > 0:
+            if number < cuts.runs:
+                place = cuts.place(number, Staged)
+                h = over(place, cuts.head)
+                place = place - h * cuts.head + cuts.base
+                if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
+                    # The last one with n CU / BT < place + 1 - SECOND n.
+                    n = over(place * BT + BT - 1, CU + BT * SECOND)
+                    row0, row1 = n * CU, n * CU + CU
+                elif cutlass.const_expr(near is None):
+                    n, row0, row1 = owner(CU, place, T, BT, SECOND)
+                else:
+                    first = over(row0, BT) + SECOND * n
+                    if place < first or place >= over(row1, BT) + SECOND * (n + 1):
+                        n, row0, row1 = owner(CU, place, T, BT, SECOND)
+                chain = h * N + n
+                chunk = cuts.chunk(place - over(row0, BT) - SECOND * n, Staged)
+        else:
+            own, piece = cuts.alike(number, Staged)
+            if own < chain:
+                chain = own
+                h = over(chain, N)
+                before, n = n, chain - h * N
+                if cutlass.const_expr(near is None):
                     row0, row1 = bounds(CU, n, T)
-        elif n < N:
-            row0, row1 = bounds(CU, n, T)
-        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
-        chunks = over(row1 - row0 + BT - 1, BT)
-        parts = max(min(pieces, over(chunks, 2)), 1)
-        begin = over(chunks * min(p, parts), parts)
-        stop = over(chunks * min(p + 1, parts), parts)
-        there = n < N and p < parts
-        return Piece(n, h, p, row0, row1, chunks, parts, begin, stop, there)
+                elif n != before:
+                    row0, row1 = bounds(CU, n, T)
+                chunks = over(row1 - row0 + BT - 1, BT)
+                chunk = cuts.piece(chunks, piece, Staged)
+                if chunk > 0 and chunk == chunks:  # such a piece does not exist
+                    chain, chunk = chain + 1, I32(0)
+        uniform = cute.arch.make_warp_uniform
+        return Cut(
+            uniform(chain), uniform(n), uniform(h), uniform(row0), uniform(row1), uniform(chunk)
+        )
+
+    @cute.jit
+    def guess(self, at, number, begin, end, lane):
+        """Make the first piece of the CTA's run, two chunks early, this warp's job; whether it has
+        one."""
+        start = max(begin.chunk - SHORT, 0)
+        stop = self.stop(begin, end)
+        if lane == 0:
+            self.put_job(
+                at, number, (begin.n, begin.h, begin.row0, begin.row1, start, stop - start, I32(0),
+                             I32(0), I32(1), I32(0), I32(0), I32(0)),
+            )  # fmt: skip
+        ops.sync_warp()
+        there = I32(0)
+        if begin.chain < end.chain or begin.chunk < end.chunk:
+            there = I32(1)
+        return there
+
+    @cute.jit
+    def after_guess(self, at, number, warp_id, lane):
+        """What follows the piece that this builder has made: 1 the next one, if there is one; 0
+        nothing; -1, if it was a guess and wrong, the first one of the run, made this warp's job."""
+        out = I32(1)
+        if self.get_job(at, number)[8] > 0:
+            own = self.choice(at) % OWN
+            if own == NOTHING:
+                out = I32(0)
+            if own == AGAIN:
+                self.begin_anew(at, warp_id, lane)
+                self.take_run(at, number, own, lane)
+                out = I32(-1)
+        return out
+
+    @cute.jit
+    def stop(self, begin, end):
+        """Past the last chunk of the piece from one cut on, the next cut being the other."""
+        stop = over(begin.row1 - begin.row0 + BT - 1, BT)
+        if begin.chain == end.chain:
+            stop = end.chunk
+        return stop
+
+    @cute.jit
+    def follow(self, CU, n, h, row1, N, T):
+        """The chain behind one: its sequence, head and rows."""
+        n, row0 = n + 1, row1
+        if n == N:
+            n, h = I32(0), h + 1
+            row0 = I32(0)
+            if cutlass.const_expr(isinstance(CU, cute.Tensor)):
+                row0 = max(offset(CU, 0, T), 0)
+        if cutlass.const_expr(isinstance(CU, cute.Tensor)):
+            row1 = max(row0, offset(CU, n + 1, T))
+        else:
+            row1 = row0 + CU
+        return n, h, cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
+
+    @cute.jit
+    def next_piece(self, CU, at, number, N, T, lane):
+        """Make the next piece of the CTA's run this warp's job; whether there is one."""
+        n, h, _, row1, _, count, _, more, guessed, _, _, place = self.get_job(at, number)
+        run = self.get_job(at, RUN)
+        if guessed > 0:
+            more = run[7]
+        there = I32(0)
+        if more > 0:
+            there = I32(1)
+            n, h, row0, row1 = self.follow(CU, n, h, row1, N, T)
+            count_here, target = over(row1 - row0 + BT - 1, BT), I32(FINAL)
+            if more == 1 and run[11] > 0:
+                count_here, target = run[11], run[8]
+            ops.sync_warp()  # everybody has read
+            if lane == 0:
+                self.put_job(
+                    at, number, (n, h, row0, row1, I32(0), count_here, I32(0), more - 1, I32(0),
+                                 target, run[10], place + count + 1),
+                )  # fmt: skip
+            ops.sync_warp()
+        return there
 
     @cute.jit
     def decide(
-        self, CU, K, G, B, X, at, mine, pieces, guess, N, T, H, cta, warp_id, lane
+        self, CU, K, G, B, X, at, begin, end, cuts, runs, how, N, T, H, cta, warp_id, lane
     ):  # fmt: skip
-        """What the CTA does, by the bounds at three boundaries; scanning warps.
+        """What the CTA does, by the bounds at three cuts; scanning warps.
 
-        Leaves its jobs in shared memory and its flag in the scratch.
+        Leaves the first piece of its own run and the pair's jobs in shared memory, and its record
+        in the scratch.
         """
-        # The pair's pieces: a, and b behind it, of the same chain or of the next.
-        rank, total = cta % 2, N * H * pieces
-        own = cta - rank
-        other = self.piece(CU, cta + 1 - 2 * rank, pieces, N, T, H, mine)
-        a, b = mine, other
+        # The cuts of the pair: in front of its runs, between them, and behind them.
+        rank, own = cta % 2, cta - cta % 2
+        far = self.cut(CU, own + 2 - 2 * rank, cuts, N, T, H, begin)
+        a, b, c = begin, end, far
         if rank > 0:
-            a, b = other, mine
-        same = b.p > 0
-        asked = (
-            (a.row0, a.h, a.begin, a.there and a.p > 0),
-            (a.row0, a.h, b.begin, same and b.there),
-            (b.row0, b.h, b.stop, b.there and b.p + 1 < b.parts),
-        )
+            a, b, c = far, begin, end
         left, inner, right = I32(0), I32(0), I32(0)
-        if asked[0][3] or asked[1][3] or asked[2][3]:
+        if a.chunk > 0 or b.chunk > 0 or c.chunk > 0:
+            asked = [(x.row0, x.h, x.chunk, x.chunk > 0) for x in (a, b, c)]
             left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
-        exact, merged = left < 0, same and inner < 0
-        flag = I32(FREE)
+        exact, merged = left < 0, inner < 0
+        one = a.chain == b.chain
+        # Its own run: without a piece that begins an exact segment or that both take.
+        skip, warm, tail = I32(0), max(left, 0), I32(NOWHERE)
+        end_chunk = end.chunk
         if rank == 0:
             if exact:
-                flag = I32(BEGINS)
-        elif merged:
-            flag = I32(CONTINUES)
-        # Its own piece; or both a, or a and b as one, and then b.
-        from_a, from_b = a.begin - max(left, 0), b.begin
-        if same:
-            from_b = b.begin - max(inner, 0)
-        choice = I32(AS_GUESSED)
-        first_b, role, is_map = rank > 0, I32(3), I32(0)
-        if exact or merged:
-            choice, first_b = I32(PAIR), rank > 1
-            role = I32(1) << rank
-            if exact:
-                role, is_map = I32(3), rank
-            if b.there and not merged:
-                choice = I32(PAIR + 1)
-        elif rank > 0:
-            if from_b != guess:
-                choice = I32(AGAIN)
-            if not b.there:
-                choice = I32(NOTHING)
+                skip = I32(1)
+            if merged:
+                end_chunk = I32(0)
         else:
-            if from_a != guess:
+            warm = max(inner, 0)
+            if merged:
+                skip = I32(1)
+            if right < 0:
+                tail = I32(CARRY)
+        pieces = end.chain - begin.chain - skip
+        if end_chunk > 0:
+            pieces = pieces + 1
+        choice = I32(NOTHING)
+        if pieces > 0:
+            choice = I32(AS_GUESSED)
+            if skip > 0 or warm != min(begin.chunk, SHORT):
                 choice = I32(AGAIN)
-            if not a.there:
-                choice = I32(NOTHING)
+        n, h, row0, row1, start = begin.n, begin.h, begin.row0, begin.row1, begin.chunk - warm
+        if skip > 0:
+            warm, start = I32(0), I32(0)
+            if pieces > 0:
+                n, h, row0, row1 = self.follow(CU, n, h, row1, N, T)
+        # And what the pair does together.
+        segment = exact and one
+        if exact:
+            choice = choice + OWN
+        if merged and not segment:
+            choice = choice + OWN
         if warp_id == 0:
             if lane == 0:
-                self.put_flag(X, cta, flag)
-                end_a = a.stop
-                target = I32(NOWHERE)
-                if merged:
-                    end_a = b.stop
-                    if right < 0:
-                        target = I32(CARRY)
-                if end_a == a.chunks:
-                    target = I32(FINAL)
-                if exact:
-                    target = I32(CARRY)
-                    if rank > 0:
-                        target = I32(MAP)
-                entries = Scratch(total)
+                stop, target = over(row1 - row0 + BT - 1, BT), I32(FINAL)
+                if pieces == 1 and end_chunk > 0:
+                    stop, target = end_chunk, tail
+                entries = Scratch(runs)
                 entry = entries.entries + own * entries.ENTRY
-                job_a = (
-                    a.n, a.h, a.row0, a.row1, from_a, end_a - from_a, a.begin - from_a, role,
-                    is_map, target, entry,
+                behind = entry + entries.ENTRY
+                self.put_job(
+                    at, RUN, (n, h, row0, row1, start, stop - start, warm, pieces - 1, tail, target,
+                              behind, end_chunk),
                 )  # fmt: skip
-                target_b = I32(NOWHERE)
+                last_a = over(a.row1 - a.row0 + BT - 1, BT)
+                stop_a, stop_b = last_a, self.stop(b, c)
+                if one:
+                    stop_a = b.chunk
+                    if merged:
+                        stop_a = stop_b
+                if how > NEVER:
+                    flag, chain, row, row_end = I32(FREE), I32(0), I32(0), I32(0)
+                    if exact and rank == 0:
+                        flag = I32(BEGINS)
+                        if stop_a == last_a:
+                            flag = I32(BEGINS + ENDS)
+                        chain = a.n * H + a.h
+                        row = a.row0 + a.chunk * BT
+                        row_end = min(a.row0 + stop_a * BT, a.row1)
+                    if segment and merged and rank > 0 and a.chain == c.chain:
+                        flag = I32(CONTINUES)
+                    self.put_record(X, cta, flag, chain, row, row_end)
+                role_a, target_a = I32(3), I32(CARRY)
+                if rank > 0:
+                    target_a = I32(MAP)
+                if choice < 2 * OWN:
+                    role_a = I32(3 + LAST)
+                start_b, warm_b, target_b = I32(0), I32(0), I32(NOWHERE)
+                if one:
+                    start_b, warm_b = a.chunk - max(left, 0), max(left, 0)
                 if right < 0:
                     target_b = I32(CARRY)
-                if b.stop == b.chunks:
+                if b.chain != c.chain:
                     target_b = I32(FINAL)
-                role_b = I32(3)
-                if exact or merged:
-                    role_b = I32(1) << rank
                 job_b = (
-                    b.n, b.h, b.row0, b.row1, from_b, b.stop - from_b, b.begin - from_b, role_b,
-                    I32(0), target_b, entry + entries.ENTRY,
+                    b.n, b.h, b.row0, b.row1, start_b, stop_b - start_b, warm_b,
+                    (I32(1) << rank) + LAST, I32(0), target_b, behind,
                 )  # fmt: skip
-                if first_b:
-                    self.put_job(at, 0, job_b)
+                if exact:
+                    self.put_job(
+                        at, 0, (a.n, a.h, a.row0, a.row1, a.chunk, stop_a - a.chunk, I32(0), role_a,
+                                rank, target_a, entry),
+                    )  # fmt: skip
                 else:
-                    self.put_job(at, 0, job_a)
+                    self.put_job(at, 0, job_b)
                 self.put_job(at, 1, job_b)
         return choice
 
     @cute.jit
     def scan_job(
-        self, number, S0, O, S, X, scale, base, total, tidx, warp_id, lane, mma_t, mma_w, mma_s,
+        self, number, S0, O, S, X, scale, base, runs, tidx, warp_id, lane, mma_t, mma_w, mma_s,
         share: cutlass.Constexpr,
     ):  # fmt: skip
         """A scanning warpgroup's part of a job."""
@@ -417,13 +529,33 @@ class Fused(Guard, Build, Scanning):
             self.pass_on(at, job[5], lane, share)
         else:
             self.scan(
-                S0, O, S, X, scale, base, number, total, tidx, warp_id, mma_t, mma_w, mma_s, share
+                S0, O, S, X, scale, base, number, runs, tidx, warp_id, mma_t, mma_w, mma_s, share
             )
 
 
 def over(x, y):
     """x // y of numbers that are not negative, in half the instructions."""
     return I32(cutlass.Uint32(x) // cutlass.Uint32(y))
+
+
+class Staged(Numbers):
+    """Arithmetic of :class:`.fused_plan.Cuts` at run time."""
+
+    @staticmethod
+    def over(x, y):
+        return over(x, y)
+
+    @staticmethod
+    def low(x, y):
+        return Staged.pick(x < y, x, y)
+
+    @staticmethod
+    def high(x, y):
+        return Staged.pick(x > y, x, y)
+
+    @staticmethod
+    def pick(condition, x, y):
+        return op.select(condition, I32(x), I32(y))
 
 
 def in_one_row(X):

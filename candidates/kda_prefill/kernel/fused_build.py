@@ -15,7 +15,7 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import LOG2E
 from candidates._delta_rule.kernel.image import HEAD
-from candidates.kda_prefill.kernel.fused_exact import AS_GUESSED, GUESS
+from candidates.kda_prefill.kernel.fused_exact import AS_GUESSED, OWN
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,
@@ -85,13 +85,16 @@ class Build(Steep):
     ):  # fmt: skip
         """One of the building warpgroups: its turns among the chunks of a job.
 
-        Of ``count`` chunks, ``group``, ``group + groups``, ... ; in a pair that shares chunks,
-        of every second one.  Chunk ``count`` is virtual: it only carries the last decay.
+        A CTA alone goes on in the ring where its last piece ended, and so do the groups; in a pair
+        each builds of every second chunk.  Chunk ``count`` is virtual: it only carries the last
+        decay.
 
-        Of job number GUESS it is not decided yet whether this is what the CTA does: each group
-        builds its first chunk, and then asks.
+        Of a piece that is a guess it is not decided yet whether this is what the CTA does: each
+        group builds its first chunk, and then asks.
         """
-        _, h, row0, end, start, count, *_ = self.get_job(at, number)
+        _, h, row0, end, start, count, _, _, guessed, _, _, place = self.get_job(at, number)
+        if cutlass.const_expr(not share):
+            lane = own_lane(lane)
         row = row0 + start * BT
         groups = self.plan.groups
         w = warp_id % 4
@@ -109,9 +112,13 @@ class Build(Steep):
         first = (I64(row) * H + h) * HEAD
         if cutlass.const_expr(not self.plain_rows):
             first, pitch = self.origin(K, G, row, h)
-        turn, c0 = groups, I32(group)  # from one of its chunks to the next, and the first
+        turn = groups  # from one of its chunks to the next
         if cutlass.const_expr(share):
-            turn, c0 = 2 * groups, group * 2 + rank
+            turn, c0, place = 2 * groups, group * 2 + rank, I32(0)  # and the first
+        else:
+            c0 = group - place % groups
+            if c0 < 0:
+                c0 = c0 + groups
         cursor = self.cursor(Q, K, V, G, c0, first, tokens, half, lane, pitch)
         rows = end - row - c0 * BT
         cute.arch.cp_async_commit_group()
@@ -129,7 +136,9 @@ class Build(Steep):
             h, row, end, first, pitch, count, own, full, empty, sums, group, w, tokens, half, lane,
             channel, first_channel, rank, turn,
         )  # fmt: skip
-        c, s, parity = c0, c0, I32(0)  # chunk, stage, and how often the ring went round, mod 2
+        # Chunk, stage, and how often the ring went round, mod 2.
+        c, s = c0, (place + c0) % self.plan.stages
+        parity = (place + c0) // self.plan.stages % 2
         stop = count
         if cutlass.const_expr(share or not self.guesses):
             while c < stop:
@@ -138,7 +147,7 @@ class Build(Steep):
                 )
         else:
             more, asks = I32(1), I32(0)
-            if number == GUESS:
+            if guessed > 0:
                 stop, asks = min(c0 + 1, count), I32(1)
             while more > 0:  # once, or twice: the loop inside is to know nothing of it
                 while c < stop:
@@ -148,13 +157,16 @@ class Build(Steep):
                 more = asks
                 if asks > 0:
                     stop, asks = count, I32(0)
-                    if self.await_choice(at) != AS_GUESSED:
+                    if self.await_choice(at) % OWN != AS_GUESSED:
                         stop = I32(-1)
         if c == stop:
-            self.await_stage(at, b, c, s, parity)
+            ops.bar_wait(b.empty + 8 * s, parity ^ 1)
             if cutlass.const_expr(not self.plan.boundary):
                 if tokens == 0:
                     self.put_decay(at, b, c, s, parity, [F32(0.0), F32(0.0)])
+                elif cutlass.const_expr(not share):
+                    if lane == 0:  # nobody asks, but each turn of the ring counts
+                        ops.bar_arrive(b.sums + 8 * s)
             self.publish(at, b, s, share)
             if cutlass.const_expr(share):
                 self.send_chunk(at, b, s)
@@ -172,7 +184,8 @@ class Build(Steep):
         st = b.own + (23552 + 8192 * plan.boundary)  # sums of halves, or exponentials of them
         number = b.group + 1
         stage = at + s * plan.stage
-        self.await_stage(at, b, c, s, parity)
+        # Who lets a stage go has seen the chunk behind it: its gate sums are not needed any more.
+        ops.bar_wait(b.empty + 8 * s, parity ^ 1)
         width = 2 if plan.boundary else 4
         active = self.gate_constants(G, b.h, b.first_channel, width)
         cute.arch.cp_async_wait_group(1)  # all but the values
@@ -259,18 +272,10 @@ class Build(Steep):
         """Leave what :meth:`.fused_load.Load.strengths` gave to the group; there is room for 32."""
         op.store_f32(sb + lane * 4, self.activated(beta))
 
-    @cute.jit
-    def await_stage(self, at, b, c, s, parity):
-        """Until stage ``s`` may be written."""
-        ops.bar_wait(b.empty + 8 * s, parity ^ 1)
-        if cutlass.const_expr(not self.plan.boundary):
-            if c >= self.plan.stages and b.tokens == 1:
-                # The chunk behind the one that stood here needs its gate sums until it is
-                # published; its builder may be another, and late.
-                after, after_parity = s + 1, parity ^ 1
-                if s + 1 == self.plan.stages:
-                    after, after_parity = I32(0), parity
-                ops.bar_wait(b.full + 8 * after, after_parity)
+    def once_more(self, lane):
+        """:func:`own_lane` where the addresses that it makes are not worth a register beyond their
+        use: with three builders, which have few."""
+        return own_lane(lane) if self.plan.builders == 3 else lane
 
     @cute.jit
     def put_decay(self, at, b, c, s, parity, mine):
@@ -401,6 +406,7 @@ class Build(Steep):
         A lane scales 4 tokens x 4 channels: half as many accesses to shared memory as with two
         channels, for four exchanges with the lane that has the other tokens.
         """
+        lane = self.once_more(lane)
         layout = self.plan.layout
         # Addresses are a warp's own number and one of the lane, which is exchanged by pieces alone.
         late, quad = lane // 16, lane % 16
@@ -566,6 +572,7 @@ class Build(Steep):
 
         ``by`` comes from :meth:`row_factors`.
         """
+        lane = self.once_more(lane)
         layout = self.plan.layout
         query, right = w // 2, w % 2
         col = right * 8 + lane % 4 * 2
@@ -679,3 +686,9 @@ class Build(Steep):
             there = place - back
             op.store32(there, op.pack(-out[0] * first, -out[1] * second), 8 * 32)
             op.store32(there ^ 16, I32(0))  # rows 0 to 7 above the diagonal block
+
+
+def own_lane(lane):
+    """The lane's number, which ptxas does not know to be that: it would read it anew at each
+    use."""
+    return op.anew(lane, lane) & 31

@@ -1,19 +1,19 @@
-"""Where a piece may not start from zero: exact segments, made by pairs of CTAs.
+"""Where a run may not start from zero: exact segments, made by pairs of CTAs.
 
-All pieces of all sequences and heads stand in one line; CTAs 2 i and 2 i + 1 are a pair and own
-pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes its own.
-Otherwise the pair takes *jobs* together, one after the other: each builds every second
-chunk and sends it to the other as well, and both scan all chunks.  A job is
+All runs stand in one line; CTAs 2 i and 2 i + 1 are a pair and own runs 2 i and 2 i + 1.  Where the
+guard lets both start from zero, each CTA takes the pieces of its own.  A piece at whose cut it
+fails becomes a *job* of the pair: each CTA builds every second chunk and sends it to the other as
+well, and both scan all chunks.  There are two at most, which come behind the CTAs' own pieces:
 
-* *exact* if the guard fails where it begins: an exact segment.  The state it leaves is
-  ``M S_in + C`` and its outputs are ``O + P S_in``.  C and O come from the scan of the first CTA,
-  from zero; M and P are the same scan in the second, from the identity and with U = 0: 128 rows
-  of a state more, and P stands where O would;
-* or not, and then each CTA takes half of the value rows.
+* The first piece of the pair, if the guard fails where it begins, is an exact segment.  The state
+  it leaves is ``M S_in + C`` and its outputs are ``O + P S_in``.  C and O come from the scan of
+  the first CTA, from zero; M and P are the same scan in the second, from the identity and with
+  U = 0: 128 rows of a state more, and P stands where O would.
+* The two pieces at the cut between the runs are one if the guard fails there.  If that is not the
+  first one, each CTA takes half of its value rows.
 
-The two pieces are one job if the guard fails between them.  :class:`.fixup.Fixup` composes
-segments and corrects outputs afterwards.  What this needs of shared and global memory is
-in :mod:`.fused_plan`.
+:class:`.fixup.Fixup` composes segments and corrects outputs afterwards.  What this needs of shared
+and global memory is in :mod:`.fused_plan`.
 """
 
 from __future__ import annotations
@@ -25,34 +25,48 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.step import STATE_WORDS, narrow
-from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, SCAN_WARPS, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import (
+    JOB_WORDS,
+    RUN,
+    SCAN_WARPS,
+    FusedPlan,
+    Scratch,
+)
 
 __all__ = [
     "AGAIN",
     "AS_GUESSED",
     "BEGINS",
+    "CARRY",
     "CONTINUES",
+    "ENDS",
+    "FINAL",
     "FREE",
-    "GUESS",
+    "LAST",
+    "MAP",
     "NOTHING",
-    "PAIR",
+    "NOWHERE",
+    "OWN",
     "Exact",
 ]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
 
-FREE, BEGINS, CONTINUES = 0, 1, 2
-"""Flags of a piece: needs no carry; begins an exact segment; belongs to the segment before."""
+FREE, BEGINS, CONTINUES, ENDS = 0, 1, 2, 4
+"""Flags of a CTA: needs no carry; an exact segment begins, and, added to that, also ends the
+sequence; of the second CTA of a pair, that this segment is all of both."""
 
 NOWHERE, FINAL, CARRY, MAP = 0, 1, 2, 3
 """Where a scan leaves its last state."""
 
-NOTHING, AS_GUESSED, AGAIN, PAIR = 0, 1, 2, 3
-"""What a CTA does: nothing; its own piece, as its builders began it, or from another chunk; one job
-with the other CTA of its pair, or, one more than that, two."""
+NOTHING, AS_GUESSED, AGAIN = 0, 1, 2
+"""What a CTA does alone: nothing; its own run, as its builders began it, or from another chunk."""
 
-GUESS = 2
-"""Number of the job that builders begin before it is decided."""
+OWN = 4
+"""What a CTA does is one of these and OWN times the jobs of its pair."""
+
+LAST = 4
+"""Of the word that says which warpgroups scan: the job is its CTA's last."""
 
 
 class Exact:
@@ -125,10 +139,11 @@ class Exact:
                 op.ptx("st.global.f32 [{$r0}], {$r1};", inputs=[address + I64(place * 4), value])
 
     @cute.jit
-    def put_job(self, at, number: cutlass.Constexpr, values):
+    def put_job(self, at, number, values):
         """Write the description of a job to shared memory; one thread."""
+        place = at + number * (4 * JOB_WORDS)
         for i, value in enumerate(values):
-            op.store32(at, value, self.plan.off_jobs + 4 * (number * JOB_WORDS + i))
+            op.store32(place, value, self.plan.off_jobs + 4 * i)
 
     @cute.jit
     def get_job(self, at, number):
@@ -138,6 +153,19 @@ class Exact:
             cute.arch.make_warp_uniform(ops.load_shared32(place, self.plan.off_jobs + 4 * i))
             for i in range(JOB_WORDS)
         ]
+
+    @cute.jit
+    def take_run(self, at, number, own, lane):
+        """Make the first piece of the CTA's run this warp's job; whether it has one."""
+        there = I32(0)
+        if own > NOTHING:
+            there = I32(1)
+            run = self.get_job(at, RUN)
+            run[8] = run[11] = I32(0)
+            if lane == 0:
+                self.put_job(at, number, run)
+            ops.sync_warp()
+        return there
 
     def put_choice(self, at, choice):
         """Tell the builders what the CTA does; one thread, before all meet."""
@@ -154,9 +182,14 @@ class Exact:
         return cute.arch.make_warp_uniform(word)
 
     @cute.jit
-    def put_flag(self, X, cta, flag):
-        """Say what the fix-up has to do about this CTA's piece; one thread."""
-        op.ptx("st.global.b32 [{$r0}], {$r1};", inputs=[X.iterator.toint() + I64(cta) * 4, flag])
+    def put_record(self, X, cta, flag, chain, row, end):
+        """Say what the fix-up has to do about this CTA: a flag, and of an exact segment sequence
+        and head, first row and the one past its last; one thread."""
+        place = X.iterator.toint() + I64(cta) * (4 * Scratch.RECORD)
+        op.ptx(
+            "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            inputs=[place, flag, chain, row, end],
+        )
 
     @cute.jit
     def identity(self, accS, block, t):

@@ -39,16 +39,16 @@ class Guard(Load):
         if begin > 0 or end < T:
             if N > 0:
                 end = bounds(CU, N - 1, T)[1]
-            every = cute.arch.grid_dim()[0] // H * SCAN_WARPS
-            if warp_id < SCAN_WARPS and cta // H * SCAN_WARPS < every:
-                first = cta // H * SCAN_WARPS + warp_id
-                for row in cutlass.range(first, T, every, unroll=1):
+            every = cute.arch.grid_dim()[0] * SCAN_WARPS
+            if warp_id < SCAN_WARPS:
+                for row in cutlass.range(cta * SCAN_WARPS + warp_id, T, every, unroll=1):
                     if row < begin or row >= end:
-                        place = ((I64(row) * H + cta % H) * HEAD + lane * 4) * 2
-                        op.ptx(
-                            "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
-                            inputs=[O.iterator.toint() + place, I32(0)],
-                        )
+                        place = I64(row) * H * (HEAD * 2) + lane * 8
+                        for h in cutlass.range(H, unroll=1):
+                            op.ptx(
+                                "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
+                                inputs=[O.iterator.toint() + place + h * (HEAD * 2), I32(0)],
+                            )
 
     @cute.jit
     def guards(self, K, G, B, at, boundaries, H, warp_id, lane):

@@ -5,23 +5,36 @@ Needs neither torch nor the DSL.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from candidates._delta_rule.kernel.image import HEAD, ImageLayout
 
 __all__ = [
+    "ALIKE",
     "BT",
     "GUARD",
     "JOB_WORDS",
+    "LINE",
     "LOWER_PITCH",
     "MAPS",
+    "NEVER",
     "PITCH",
+    "RUN",
     "SCAN_WARPS",
+    "SECOND",
     "SHORT",
+    "SHORTER",
+    "Cuts",
     "FusedPlan",
+    "Numbers",
     "Scratch",
+    "cuts_of",
+    "first_job",
     "pieces_of",
+    "runs_of",
 ]
 
 BT = 16
@@ -42,9 +55,32 @@ SHORT = 2
 GUARD = -14.0
 """A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
 
+NEVER, ALIKE, SHORTER, LINE = 0, 1, 2, 3
+"""How sequences may be cut: not at all; all into equally many pieces; so, or along the line of all
+chains where the longest run is shorter by that; always along the line."""
+
+SECOND = 2
+"""Chunks that it is worth to begin another piece; at least 1, or lengths would need a sum."""
+
+LEAST = 2 * SHORT
+"""Places of a run of the line, at least."""
+
+GAIN = 16
+"""Runs of the line have to be shorter by one of so many parts: each of them may end within a
+sequence, and exact segments cost more than whole ones."""
+
 JOB_WORDS = 12
 """Words that describe a job: sequence, head, first and past-the-last row, first chunk, chunks of
-it and of the warm-up among them, warpgroups that scan, map or not, target, entry, one unused."""
+it and of the warm-up among them, warpgroups that scan and whether it is the last job, map or not,
+target, entry, one of other use: of job 0, what the CTA does.
+
+A warp's own piece has the pieces behind it in place of the warpgroups, and in the last word its
+place in the ring, counted from the first piece.  A builder has in place of the map whether it is
+only a guess."""
+
+RUN = 2
+"""Number of the job that is the first of a CTA's own pieces: where its last one ends if that is
+within a sequence, and where its state goes then, are in the last word and in place of the map."""
 
 MAPS = 4
 """Maps of exact segments that the fix-up has in shared memory at once."""
@@ -149,13 +185,13 @@ class FusedPlan:
 
     @property
     def off_jobs(self) -> int:
-        """Up to two jobs, and one that is only guessed."""
+        """Up to two jobs of a pair, the CTA's own run, and the piece that each warp is at."""
         return self.off_guard + 192
 
     @property
     def off_bar(self) -> int:
         """Barriers: full, empty, sums known; one of each per stage."""
-        return self.off_jobs + 3 * 4 * JOB_WORDS
+        return self.off_jobs + 4 * JOB_WORDS * (first_job(0) + self.threads // 32)
 
     @property
     def off_steep(self) -> int:
@@ -172,23 +208,31 @@ class FusedPlan:
         return self.off_scale + 4 * BT * self.stages * self.scales
 
 
+def first_job(warp: Any) -> Any:
+    """Number of the job that is the piece a warp is at."""
+    return RUN + 1 + warp
+
+
 @dataclass(frozen=True)
 class Scratch:
     """Where things stand in the scratch of one fused call, in fp32 words.
 
-    One flag and one entry for each piece: C of the segment that begins there, fp32 in the order of
-    accumulator fragments; its M without the diagonal, bf16, as the shared-memory image that the
-    fix-up multiplies with; the diagonal of M, fp32, in the order of :meth:`.ImageLayout.
-    decay_position`.  Behind them P, bf16 shaped like the outputs.  Works on run-time integers too.
+    One record and one entry for each CTA.  A record is what the fix-up has to do about it: a flag,
+    and of an exact segment that begins there the sequence and head, its first row and the one past
+    its last.  An entry holds C of that segment, fp32 in the order of accumulator fragments; its M
+    without the diagonal, bf16, as the shared-memory image that the fix-up multiplies with; the
+    diagonal of M, fp32, in the order of :meth:`.ImageLayout.decay_position`.  Behind them P, bf16
+    shaped like the outputs.  Works on run-time integers too.
 
     Parameters
     ----------
     total : int
-        Pieces of all sequences and heads, those that do not exist included.
+        CTAs, those that have nothing to do included.
     """
 
     total: Any
 
+    RECORD = 4
     MAP = HEAD * HEAD
     DIAGONAL = MAP + HEAD * HEAD // 2
     ENTRY = DIAGONAL + HEAD
@@ -196,7 +240,7 @@ class Scratch:
     @property
     def entries(self) -> Any:
         """Begin of the entries, a multiple of 1 KiB."""
-        return (self.total + 255) // 256 * 256
+        return (self.RECORD * self.total + 255) // 256 * 256
 
     @property
     def outputs(self) -> Any:
@@ -208,7 +252,164 @@ class Scratch:
         return int(self.outputs + T * H * (HEAD // 2))
 
 
+# ------------------------------------------------------------------------------------- cuts
+
+
+class Numbers:
+    """Arithmetic of whole numbers that are not negative; a kernel brings its own."""
+
+    @staticmethod
+    def over(x: Any, y: Any) -> Any:
+        return x // y
+
+    @staticmethod
+    def low(x: Any, y: Any) -> Any:
+        return min(x, y)
+
+    @staticmethod
+    def high(x: Any, y: Any) -> Any:
+        return max(x, y)
+
+    @staticmethod
+    def pick(condition: Any, x: Any, y: Any) -> Any:
+        return x if condition else y
+
+
+class Cuts(NamedTuple):
+    """Where the runs of CTAs begin.
+
+    Chains, the sequences of each head, stand in a line: all sequences of the first head, then of
+    the second.  Run r goes from cut r to cut r + 1.  A cut is a chain and a chunk of it, from which
+    on it is cut off; chunk 0 is the chain's begin, and of a chunk behind it its CTA starts a few
+    chunks early or has the begin of an exact segment.
+
+    *Alike*: each chain in ``pieces``, or ``whole`` chains for each run if there are fewer runs than
+    chains.  Along the *line*: runs of equally many places, in which a sequence that begins at row m
+    begins at ``m // BT + SECOND n``.  So the first SECOND places of a chain are worth what it costs
+    to begin it, no lengths have to be summed, and each chunk has a place of its own but maybe the
+    chain's last, which may have none.
+
+    Attributes
+    ----------
+    line : bool
+        Whether runs are cut along the line.
+    pieces, whole
+        Pieces of a chain, and chains of a run, if they are cut alike; one of them is 1.
+    base, head
+        Place of the first sequence's begin, and places of a head.
+    runs, length, rest
+        Runs of the line, places of each, and places that are left, which the runs share.
+    """
+
+    line: Any
+    pieces: Any
+    whole: Any
+    base: Any
+    head: Any
+    runs: Any
+    length: Any
+    rest: Any
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Any,
+        heads: Any,
+        first: Any,
+        last: Any,
+        longest: Any,
+        runs: Any,
+        how: Any,
+        by: Any = Numbers,
+    ) -> Cuts:
+        """Decide.
+
+        Parameters
+        ----------
+        sequences, heads : int
+        first, last : int
+            First row of the first sequence, and the row past the last one's last.
+        longest : int
+            Chunks of the longest sequence.
+        runs : int
+            CTAs.
+        how : int
+            NEVER, ALIKE, SHORTER or LINE.
+        by : Numbers
+        """
+        chains = by.high(sequences * heads, 1)
+        pieces = by.pick(how == NEVER, 1, by.high(by.over(runs, chains), 1))
+        whole = by.over(chains + runs - 1, runs)
+        parts = by.high(by.low(pieces, by.over(longest, 2)), 1)
+        alike = (by.over(longest + parts - 1, parts) + SECOND) * whole - SECOND
+        alike = alike + by.pick(parts > 1, SHORT, 0)
+        base = by.over(first, BT)
+        head = by.high(by.over(last, BT) - base + SECOND * sequences, 1)
+        places = head * heads
+        line_runs = by.low(runs, by.high(by.over(places, LEAST), 1))
+        length = by.over(places, line_runs)
+        longer = by.over(places + line_runs - 1, line_runs) + SHORT
+        shorter = by.pick(longer * GAIN <= alike * (GAIN - 1), 1, 0)
+        line = by.pick(how == SHORTER, shorter, by.pick(how == LINE, 1, 0))
+        return cls(line, pieces, whole, base, head, line_runs, length, places - length * line_runs)
+
+    def place(self, number: Any, by: Any = Numbers) -> Any:
+        """Where cut ``number``, at most ``runs``, lies on the line."""
+        return self.length * number + by.over(self.rest * number, self.runs)
+
+    def chunk(self, inside: Any, by: Any = Numbers) -> Any:
+        """Chunk of a cut along the line that is ``inside`` places behind its chain's begin.
+
+        A begin that a start a few chunks early would reach is not cut off.
+        """
+        return by.pick(inside > SECOND + SHORT, inside - SECOND, 0)
+
+    def alike(self, number: Any, by: Any = Numbers) -> tuple[Any, Any]:
+        """Chain of cut ``number`` of those cut alike, and which of its pieces begins there."""
+        chain = by.over(number * self.whole, self.pieces)
+        return chain, number * self.whole - chain * self.pieces
+
+    def piece(self, chunks: Any, number: Any, by: Any = Numbers) -> Any:
+        """First chunk of piece ``number`` of a chain of so many; as many as there are for one that
+        does not exist."""
+        parts = by.high(by.low(self.pieces, by.over(chunks, 2)), 1)
+        return by.over(chunks * by.low(number, parts), parts)
+
+
 def pieces_of(waves: int, N: int, H: int, sms: int) -> int:
     """Pieces that each sequence is cut into, at most: ``waves`` CTAs for each SM, no fewer than one
     for each sequence and head."""
     return max(1, waves * sms // max(N * H, 1))
+
+
+def runs_of(waves: int, sms: int) -> int:
+    """Runs that the chunks of all sequences and heads are cut into: ``waves`` for each SM, an even
+    number."""
+    return -(-waves * sms // 2) * 2
+
+
+def cuts_of(
+    lengths: Sequence[int], heads: int, runs: int, how: int = SHORTER
+) -> list[tuple[int, int]]:
+    """Chain and chunk of each cut, the end of all included, as the kernel finds them."""
+    begins = list(itertools.accumulate(lengths, initial=0))
+    counts = [-(-length // BT) for length in lengths]
+    N = len(lengths)
+    cuts = Cuts.of(N, heads, 0, begins[-1], max(counts, default=0), runs, how)
+    found = []
+    for number in range(runs + 1):
+        chain, chunk = N * heads, 0
+        if cuts.line:
+            if number < cuts.runs:
+                head, place = divmod(cuts.place(number), cuts.head)
+                n = max(i for i in range(N) if begins[i] // BT + SECOND * i <= place)
+                chain = head * N + n
+                chunk = cuts.chunk(place - begins[n] // BT - SECOND * n)
+        else:
+            own, piece = cuts.alike(number)
+            if own < N * heads:
+                chain, chunk = own, cuts.piece(counts[own % N], piece)
+                if chunk > 0 and chunk == counts[own % N]:
+                    chain, chunk = own + 1, 0
+        found.append((chain, chunk))
+    return found

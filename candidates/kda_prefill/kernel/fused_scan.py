@@ -12,7 +12,7 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, widen, zero
-from candidates.kda_prefill.kernel.fused_exact import FINAL, Exact
+from candidates.kda_prefill.kernel.fused_exact import FINAL, LAST, OWN, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
 from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan, Scratch
 
@@ -50,11 +50,13 @@ class Scanning(Exact, Load):
 
     @cute.jit
     def scan(
-        self, S0, O, S, X, scale, base, job, total, tidx, warp_id, mma_t, mma_w, mma_s,
+        self, S0, O, S, X, scale, base, job, runs, tidx, warp_id, mma_t, mma_w, mma_s,
         share: cutlass.Constexpr,
     ):  # fmt: skip
         """One of the two warpgroups that hold the state, through job number ``job``."""
-        n, h, row0, row1, start, count, warm, _, is_map, *_ = self.get_job(base.toint(), job)
+        n, h, row0, row1, start, count, warm, _, is_map, _, _, place = self.get_job(
+            base.toint(), job
+        )
         layout, stages = self.plan.layout, self.plan.stages
         wg, t = warp_id // 4, tidx % 128
         at = base.toint()
@@ -95,7 +97,7 @@ class Scanning(Exact, Load):
         out = O.iterator.toint()
         if cutlass.const_expr(share):
             if is_map > 0:
-                out = X.iterator.toint() + I64(Scratch(total).outputs) * 4
+                out = X.iterator.toint() + I64(Scratch(runs).outputs) * 4
         o_at = out + o_at * 2
         o_step = pitch * (2 * BT)
         o_row = -(warm + 1) * BT
@@ -114,14 +116,16 @@ class Scanning(Exact, Load):
             if is_map > 0:
                 self.identity(accS, wg, t)
         e_at = ops.opaque(at + t % 4 * 16)
-        s = I32(0)
-        phase = I32(0)
-        ops.bar_wait(full, I32(0))
-        self.load_values(u_at, u)
+        if cutlass.const_expr(share):
+            place = I32(0)  # a pair's rings begin anew with each job
+        s = place % stages
+        phase = place // stages % 2
+        ops.bar_wait(full + 8 * s, phase)
+        self.load_values(u_at + s * self.plan.stage, u)
         widen(u, accV, keep)
         if cutlass.const_expr(not self.plan.boundary):
-            self.load_decay(e_at, factors)
-        steep = self.steepness(at)
+            self.load_decay(e_at + s * self.plan.stage, factors)
+        steep = self.steepness(at + s * 16)
         accO.store(accV.load())  # any value but a constant, as in zero()
         for _ in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(BT // 2):
@@ -180,13 +184,22 @@ class Scanning(Exact, Load):
             cute.arch.sync_warp()
             if tidx % 32 == 0:
                 self.release(here, (s & 1) ^ 1, share)
-        # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand
-        # about, and who adds up the times of kernels would count that.
-        cute.arch.griddepcontrol_launch_dependents()
+        # Read again, not kept: registers.
+        n, h, *_, more, _, target, entry, _ = self.get_job(at, job)
+        if cutlass.const_expr(share):
+            last = more >= LAST
+        else:
+            last = more == 0 and self.choice(at) < OWN
+            # The virtual chunk is read.
+            cute.arch.sync_warp()
+            if tidx % 32 == 0:
+                self.release(empty + 8 * s, s, share)
+        if last:
+            # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand
+            # about, and who adds up the times of kernels would count that.
+            cute.arch.griddepcontrol_launch_dependents()
         narrow(accO, o)
         below(o_row, o_end, self.turn_over(o, slab), o_at)
-        # Read again, not kept: registers.
-        n, h, *_, target, entry, _ = self.get_job(at, job)
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (wg, 0))
         )

@@ -33,6 +33,7 @@ from candidates._delta_rule.kernel.scan import Scan
 from .config import Config, FusedConfig
 from .fixup import Fixup
 from .fused import Fused
+from .fused_plan import NEVER
 from .prep import Prep
 
 __all__ = [
@@ -64,12 +65,13 @@ a Python float.  What the options do without is None.
 """
 
 FUSED_ABI = (
-    *ABI[: ABI.index("images")], "scratch", "scale", "pieces", *ABI[ABI.index("A_log") :],
+    *ABI[: ABI.index("images")], "scratch", "scale", "runs", "how", *ABI[ABI.index("A_log") :],
 )  # fmt: skip
-"""The same for the fused kernel; pieces: a Python int of at least 1.
+"""The same for the fused kernel; runs: a Python int, even and at least 2; how: one of those of
+:mod:`.fused_plan`.
 
-scratch: fp32, of :class:`.fused_plan.Scratch`.  Where offsets are ``equal``, cu_seqlens is None
-and q, k, v, g, beta and o begin with ``[B, T]``.
+scratch: fp32, of :class:`.fused_plan.Scratch` if ``how`` is not NEVER.  Where offsets are
+``equal``, cu_seqlens is None and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 
 
@@ -111,17 +113,18 @@ class FusedPrefill:
         S: cute.Tensor | None,
         X: cute.Tensor,
         scale: cutlass.Float32,
-        pieces: cutlass.Int32,
+        runs: cutlass.Int32,
+        how: cutlass.Int32,
         A_log: cute.Tensor | None,
         dt_bias: cute.Tensor | None,
         bound: cutlass.Float32 | None,
         stream: CUstream,
     ):
         self.fused(
-            Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, bound, stream
+            Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, stream
         )  # fmt: skip
-        if pieces > 1:
-            self.fixup(CU, O, S, X, pieces, stream)
+        if how > NEVER:
+            self.fixup(O, S, X, runs, stream)
 
 
 def _prep(config: Config, options: Options) -> Prep:
@@ -189,8 +192,8 @@ def fused_job(
     a = _Arguments(with_state, options)
     scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
     return FusedPrefill(config, options), (
-        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
-        a.A_log, a.dt_bias, a.bound, a.stream,
+        a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale,
+        cutlass.Int32(2), cutlass.Int32(NEVER), a.A_log, a.dt_bias, a.bound, a.stream,
     )  # fmt: skip
 
 
