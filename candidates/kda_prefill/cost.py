@@ -20,9 +20,10 @@ from candidates._delta_rule.kernel.image import (
     HEAD,
     slots,
 )
+from candidates._delta_rule.kernel.pieces import pieces_of
 from candidates._delta_rule.kernel.tiles import TILE
 from candidates._delta_rule.space import SHARED_MEMORY_BYTES
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT
 from candidates.kda_prefill.kernel.prep_plan import Plan
 from candidates.kda_prefill.space import (
     FusedSchedule,

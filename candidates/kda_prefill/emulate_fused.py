@@ -7,8 +7,7 @@ or is part of an exact segment, where it does not.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,20 +16,25 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
-from candidates._delta_rule.emulate import GATE_FLOOR, InverseName, triangular_inverse
+from candidates._delta_rule.emulate import (
+    GATE_FLOOR,
+    SMS,
+    InverseName,
+    composed,
+    exact_segments,
+    triangular_inverse,
+)
 from candidates._delta_rule.emulate import Plan as _Plan
 from candidates._delta_rule.emulate import bf16 as _bf16
 from candidates._delta_rule.emulate import exp as _exp
 from candidates._delta_rule.emulate import initial_state as _initial_state
+from candidates._delta_rule.kernel.pieces import GUARD, pieces_of
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
 __all__ = ["SMS", "emulate", "largest_exponent", "warm_ups"]
-
-SMS = 132
-"""Streaming multiprocessors of the machine that is emulated."""
 
 _HALF = BT // 2
 _INVERSE: InverseName = "merged8_tf32"
@@ -60,7 +64,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
                 warm += [_warm_up(bound[:, h], b) for b in bounds[1:-1]]
             last = final[n, h]
             walk = partial(_walk, images, chunks, base, h, scale=scale, middle=middle)
-            for p, stop in _segments(warm, (n * heads + h) * pieces):
+            for p, stop in exact_segments(warm, (n * heads + h) * pieces):
                 begin, end, exact = bounds[p], bounds[stop], warm[p] < 0
                 first = begin if exact else begin - warm[p]
                 start = torch.zeros_like(final[n, h])
@@ -68,40 +72,13 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
                     start = final[n, h].clone()
                 state, local = walk(first, begin, end, start)
                 if exact:
-                    state, local = _composed(walk, begin, end, state, local, last)
+                    state, local = composed(walk, begin, end, state, local, last)
                 out[base + begin : base + end, h], last = local, state
             if count:
                 final[n, h] = last
     o = torch.zeros_like(inputs["v"])
     o[plan.rows[plan.valid]] = out.to(torch.bfloat16).transpose(1, 2)[plan.valid]
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
-
-
-def _segments(warm: list[int], first: int) -> list[tuple[int, int]]:
-    """First and past-the-last piece of each segment of a chain.
-
-    ``first`` is the number of the chain's first piece among all; the CTAs of pieces 2 i and 2 i + 1
-    are a pair, and take them as one if the guard fails between them.
-    """
-    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or (first + p) % 2 == 0]
-    return list(itertools.pairwise([*starts, len(warm)]))
-
-
-def _composed(
-    walk: Callable[..., tuple[Tensor, Tensor]],
-    begin: int,
-    end: int,
-    offset: Tensor,
-    local: Tensor,
-    before: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """State and outputs of an exact segment, from its own and from the state before it."""
-    change, response = walk(begin, begin, end, torch.eye(offset.shape[0]), values=False)
-    operand = _bf16(before)
-    outputs = _bf16(local) + _bf16(response) @ operand
-    diagonal = change.diagonal()
-    rest = _bf16(change - torch.diag(diagonal)) @ operand
-    return offset + diagonal.unsqueeze(-1) * before + rest, outputs
 
 
 def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:

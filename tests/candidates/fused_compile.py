@@ -16,8 +16,9 @@ from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import MAPS, Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 
 LAYOUT = ImageLayout(BT)
 
@@ -152,7 +153,7 @@ def run_fused(
             ]
         )  # fmt: skip
     if pieces > 1:
-        from candidates.kda_prefill.kernel.fixup import SMEM_BYTES as size
+        from candidates._delta_rule.kernel.fixup import SMEM_BYTES as size
 
         for index in range(count):
             Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()

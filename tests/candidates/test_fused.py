@@ -9,8 +9,10 @@ import torch
 
 import operations
 from candidates import BuildError, Schedule
+from candidates._delta_rule.emulate import exact_segments
+from candidates._delta_rule.kernel.pieces import GUARD, MAPS, pieces_of
 from candidates.kda_prefill import FAMILY, emulate_fused
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, MAPS, SHORT, FusedPlan, pieces_of
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, FusedPlan
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
 from operations.kda_prefill import KdaWorkload
@@ -345,7 +347,7 @@ def test_the_emulation_composes_segments_like_the_kernels(
 
 
 def test_a_pair_takes_its_pieces_as_one_where_the_guard_fails_between_them() -> None:
-    segments = emulate_fused._segments
+    segments = exact_segments
     assert segments([0, 2, 2, 2], 0) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert segments([0, -1, -1, -1, -1], 0) == [(0, 2), (2, 4), (4, 5)]
     assert segments([0, -1, -1, -1, -1], 5) == [(0, 1), (1, 3), (3, 5)]

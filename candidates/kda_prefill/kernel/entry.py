@@ -17,11 +17,11 @@ import torch
 
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import Scratch, pieces_of
 
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
-from .fused_plan import Scratch, pieces_of
 from .known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [

@@ -34,27 +34,16 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Gates
+from candidates._delta_rule.kernel.exact import BEGINS, CARRY, CONTINUES, FINAL, FREE, MAP, NOWHERE
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
-from candidates._delta_rule.kernel.ragged import bounds, offset
+from candidates._delta_rule.kernel.pieces import Scratch
+from candidates._delta_rule.kernel.ragged import bounds, clear_uncovered, in_one_row, offset
 from candidates._delta_rule.kernel.step import product
 from candidates.kda_prefill.kernel.fused_build import Build
-from candidates.kda_prefill.kernel.fused_exact import (
-    AGAIN,
-    AS_GUESSED,
-    BEGINS,
-    CARRY,
-    CONTINUES,
-    FINAL,
-    FREE,
-    GUESS,
-    MAP,
-    NOTHING,
-    NOWHERE,
-    PAIR,
-)
+from candidates.kda_prefill.kernel.fused_exact import AGAIN, AS_GUESSED, GUESS, NOTHING, PAIR
 from candidates.kda_prefill.kernel.fused_guard import Guard
-from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import BT, SCAN_WARPS, SHORT, FusedPlan
 from candidates.kda_prefill.kernel.fused_scan import Scanning
 
 __all__ = ["Fused"]
@@ -234,7 +223,7 @@ class Fused(Guard, Build, Scanning):
                 )
             if cutlass.const_expr(ragged):  # while the builders are busy
                 covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-                self.clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
+                clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
@@ -424,9 +413,3 @@ class Fused(Guard, Build, Scanning):
 def over(x, y):
     """x // y of numbers that are not negative, in half the instructions."""
     return I32(cutlass.Uint32(x) // cutlass.Uint32(y))
-
-
-def in_one_row(X):
-    """[B, T, ...] as [B T, ...]; sequences follow each other without a gap."""
-    shape = (X.shape[0] * X.shape[1], *X.shape[2:])
-    return cute.make_tensor(X.iterator, cute.make_layout(shape, stride=X.stride[1:]))

@@ -24,12 +24,11 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.exact import BEGINS, CONTINUES
 from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.ragged import bounds
+from candidates._delta_rule.kernel.pieces import MAPS, PIECE, Scratch
+from candidates._delta_rule.kernel.ragged import bounds, in_one_row
 from candidates._delta_rule.kernel.step import STATE_WORDS, narrow, product, store_state
-from candidates.kda_prefill.kernel.fused import in_one_row
-from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES
-from candidates.kda_prefill.kernel.fused_plan import BT, MAPS, Scratch
 
 __all__ = ["SMEM_BYTES", "Fixup"]
 
@@ -58,9 +57,16 @@ SMEM_BYTES = _OFF_BARS + 8 * MAPS
 
 
 class Fixup:
-    """The second kernel of a fused call that cuts sequences."""
+    """The second kernel of a fused call that cuts sequences.
 
-    name = "kda_fixup"
+    Parameters
+    ----------
+    name : str
+        What its name begins with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @cute.jit
     def __call__(
@@ -77,7 +83,7 @@ class Fixup:
         Parameters
         ----------
         CU, O, S, X : cute.Tensor
-            As for :class:`.fused.Fused`.
+            As for the fused kernel.
         pieces : Int32
             2 or more.
         stream : CUstream
@@ -152,7 +158,7 @@ class Fixup:
             p = 2 * pair % pieces
             row0, row1 = bounds(CU, n, T)
             row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
-            chunks = (row1 - row0 + BT - 1) // BT
+            chunks = (row1 - row0 + PIECE - 1) // PIECE
             parts = max(min(pieces, chunks // 2), 1)
             end_p = p + 1
             if continues == CONTINUES:
@@ -178,9 +184,9 @@ class Fixup:
                 cute.arch.sync_warp()
 
             # A thread has rows t / 4 and 8 more of a warp's 16, and of each row 8 of 32 columns.
-            row = row0 + begin * BT + wg * TILE + t // 32 * 16 + lane // 4
-            end = min(row0 + stop * BT, row1)
-            turns = (end - (row0 + begin * BT) + 2 * TILE - 1) // (2 * TILE)
+            row = row0 + begin * PIECE + wg * TILE + t // 32 * 16 + lane // 4
+            end = min(row0 + stop * PIECE, row1)
+            turns = (end - (row0 + begin * PIECE) + 2 * TILE - 1) // (2 * TILE)
             pitch = I64(H) * (2 * HEAD)
             place = (I64(row) * H + h) * (2 * HEAD) + lane % 4 * 16
             o_at = O.iterator.toint() + place + half * (2 * ROWS)
