@@ -11,7 +11,7 @@ Knows operands and how they are cut; must not know of oracles, tolerances or the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -26,11 +26,14 @@ from candidates._delta_rule.kernel.image import chunks_of, segment_turns, segmen
 __all__ = [
     "GATE_FLOOR",
     "INVERSE",
+    "SMS",
     "Chunks",
     "Images",
     "InverseName",
     "Plan",
     "bf16",
+    "composed",
+    "exact_segments",
     "exp",
     "initial_state",
     "outcome",
@@ -44,6 +47,9 @@ GATE_FLOOR = -100.0
 decays survives either way; but sums stay small enough to keep the digits of the gates
 beside it, and minus infinity does not turn differences of sums into NaN.
 """
+
+SMS = 132
+"""Streaming multiprocessors of the machine that is emulated."""
 
 _SMALLEST_NORMAL = 2.0**-126
 
@@ -327,3 +333,33 @@ def outcome(
     o = torch.zeros_like(inputs["v"])
     o[plan.rows[plan.valid]] = out.to(torch.bfloat16).transpose(1, 2)[plan.valid]
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
+
+
+# --------------------------------------------------------------- pieces of the fused kernels
+
+
+def exact_segments(warm: list[int], numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and past-the-last piece of each segment of a chain.
+
+    ``numbers`` are those of the cuts at which its pieces begin; the CTAs behind cuts 2 i and
+    2 i + 1 are a pair, and take two pieces as one if the guard fails between them.
+    """
+    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or numbers[p] % 2 == 0]
+    return list(pairwise([*starts, len(warm)]))
+
+
+def composed(
+    walk: Callable[..., tuple[Tensor, Tensor]],
+    begin: int,
+    end: int,
+    offset: Tensor,
+    local: Tensor,
+    before: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """State and outputs of an exact segment, from its own and from the state before it."""
+    change, response = walk(begin, begin, end, torch.eye(offset.shape[0]), values=False)
+    operand = bf16(before)
+    outputs = bf16(local) + bf16(response) @ operand
+    diagonal = change.diagonal()
+    rest = bf16(change - torch.diag(diagonal)) @ operand
+    return offset + diagonal.unsqueeze(-1) * before + rest, outputs

@@ -1,7 +1,7 @@
 """The arithmetic of the fused kernel on the CPU: its matrices of a chunk, its roundings, pieces.
 
 Rounding helpers, inverse and the flush of small exponentials are those of
-:mod:`candidates._delta_rule.emulate`, exact segments those of its fused form.
+:mod:`candidates._delta_rule.emulate`, exact segments too.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from torch import Tensor
 from candidates._base import Schedule
 from candidates._delta_rule.emulate import (
     GATE_FLOOR,
+    SMS,
     InverseName,
     bf16,
+    composed,
+    exact_segments,
     exp,
     initial_state,
     triangular_inverse,
 )
+from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, pieces_of
 from candidates.gdn_prefill.space import FusedSchedule
-from candidates.kda_prefill.emulate_fused import SMS, _composed, _segments
-from candidates.kda_prefill.kernel.fused_plan import GUARD
 
 __all__ = ["SMS", "emulate", "warm_up"]
 
@@ -79,13 +81,13 @@ def _pieces(
 
     warm = [0, *(warm_up(inputs, begin, h, b) for b in bounds[1:-1])]
     last, outputs = state, []
-    for p, behind in _segments(warm, range(first, first + len(warm))):
+    for p, behind in exact_segments(warm, range(first, first + len(warm))):
         at, stop, exact = bounds[p], bounds[behind], warm[p] < 0
         start = at if exact else at - warm[p]
         from_ = state if start == 0 else torch.zeros_like(state)
         own, local = walk(start, at, stop, from_)
         if exact:
-            own, local = _composed(walk, at, stop, own, local, last)
+            own, local = composed(walk, at, stop, own, local, last)
         outputs.append(local)
         last = own
     return last, torch.cat(outputs)

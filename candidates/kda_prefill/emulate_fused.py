@@ -7,8 +7,7 @@ where the guard says so, or with an exact segment, where it does not.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,20 +16,25 @@ import torch
 from torch import Tensor
 
 from candidates._base import Schedule
-from candidates._delta_rule.emulate import GATE_FLOOR, InverseName, triangular_inverse
+from candidates._delta_rule.emulate import (
+    GATE_FLOOR,
+    SMS,
+    InverseName,
+    composed,
+    exact_segments,
+    triangular_inverse,
+)
 from candidates._delta_rule.emulate import Plan as _Plan
 from candidates._delta_rule.emulate import bf16 as _bf16
 from candidates._delta_rule.emulate import exp as _exp
 from candidates._delta_rule.emulate import initial_state as _initial_state
+from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SHORT, cuts_of, runs_of
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, cuts_of, runs_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
 __all__ = ["SMS", "emulate", "largest_exponent", "warm_ups"]
-
-SMS = 132
-"""Streaming multiprocessors of the machine that is emulated."""
 
 _HALF = BT // 2
 _INVERSE: InverseName = "merged8_tf32"
@@ -62,7 +66,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
                     warm.append(_warm_up(bound[:, h], begin))
             last = final[n, h]
             walk = partial(_walk, images, chunks, base, h, scale=scale, middle=middle)
-            for p, stop in _segments(warm, numbers):
+            for p, stop in exact_segments(warm, numbers):
                 begin, end, exact = begins[p], [*begins, count][stop], warm[p] < 0
                 first = begin if exact else begin - warm[p]
                 start = torch.zeros_like(final[n, h])
@@ -70,7 +74,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
                     start = final[n, h].clone()
                 state, local = walk(first, begin, end, start)
                 if exact:
-                    state, local = _composed(walk, begin, end, state, local, last)
+                    state, local = composed(walk, begin, end, state, local, last)
                 out[base + begin : base + end, h], last = local, state
             if count:
                 final[n, h] = last
@@ -86,33 +90,6 @@ def _cuts_by_chain(cuts: list[tuple[int, int]]) -> dict[int, list[tuple[int, int
         if chunk > 0:
             found.setdefault(chain, []).append((number, chunk))
     return found
-
-
-def _segments(warm: list[int], numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and past-the-last piece of each segment of a chain.
-
-    ``numbers`` are those of the cuts at which its pieces begin; the CTAs of runs 2 i and 2 i + 1
-    are a pair, and take two pieces as one if the guard fails between them.
-    """
-    starts = [p for p, chunks in enumerate(warm) if chunks >= 0 or numbers[p] % 2 == 0]
-    return list(itertools.pairwise([*starts, len(warm)]))
-
-
-def _composed(
-    walk: Callable[..., tuple[Tensor, Tensor]],
-    begin: int,
-    end: int,
-    offset: Tensor,
-    local: Tensor,
-    before: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """State and outputs of an exact segment, from its own and from the state before it."""
-    change, response = walk(begin, begin, end, torch.eye(offset.shape[0]), values=False)
-    operand = _bf16(before)
-    outputs = _bf16(local) + _bf16(response) @ operand
-    diagonal = change.diagonal()
-    rest = _bf16(change - torch.diag(diagonal)) @ operand
-    return offset + diagonal.unsqueeze(-1) * before + rest, outputs
 
 
 def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:

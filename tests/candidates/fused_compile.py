@@ -16,8 +16,9 @@ from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
 
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import MAPS, Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, MAPS, NEVER, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, NEVER, FusedPlan
 
 LAYOUT = ImageLayout(BT)
 
@@ -155,7 +156,7 @@ def run_fused(
             ]
         )  # fmt: skip
     if how > NEVER:
-        from candidates.kda_prefill.kernel.fixup import SMEM_BYTES as size
+        from candidates._delta_rule.kernel.fixup import SMEM_BYTES as size
 
         for index in range(runs):
             Cta(fixup, memory, fixing, index, runs, size, size, FIXUP_PARTS, rng).run()

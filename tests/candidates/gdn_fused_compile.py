@@ -16,9 +16,9 @@ from operand_places import along_channels, channels_as_columns
 from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
-from candidates.kda_prefill.kernel.fused_plan import Scratch
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def run_fused(
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()
     if pieces > 1:
-        from candidates.kda_prefill.kernel.fixup import SMEM_BYTES
+        from candidates._delta_rule.kernel.fixup import SMEM_BYTES
 
         fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES
         for index in range(count):

@@ -9,9 +9,10 @@ import torch
 
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import Options
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates.kda_prefill.kernel import arguments, entry, known
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
-from candidates.kda_prefill.kernel.fused_plan import NEVER, SHORTER, Scratch
+from candidates.kda_prefill.kernel.fused_plan import NEVER, SHORTER
 
 CONFIG = Config(bt=32, anchor="mid")
 

@@ -10,20 +10,19 @@ import torch
 
 import operations
 from candidates import BuildError, Schedule
+from candidates._delta_rule.emulate import exact_segments
+from candidates._delta_rule.kernel.pieces import GUARD, MAPS, pieces_of
 from candidates.kda_prefill import FAMILY, emulate_fused
 from candidates.kda_prefill.kernel.fused_plan import (
     ALIKE,
     BT,
-    GUARD,
     LINE,
-    MAPS,
     NEVER,
     SECOND,
     SHORT,
     SHORTER,
     FusedPlan,
     cuts_of,
-    pieces_of,
 )
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
@@ -542,7 +541,7 @@ def test_the_emulation_cuts_like_the_kernel(regime: str, monkeypatch: pytest.Mon
 
 
 def test_a_pair_takes_its_pieces_as_one_where_the_guard_fails_between_them() -> None:
-    segments = emulate_fused._segments
+    segments = exact_segments
     assert segments([0, 2, 2, 2], [0, 1, 2, 3]) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert segments([0, -1, -1, -1, -1], [0, 1, 2, 3, 4]) == [(0, 2), (2, 4), (4, 5)]
     assert segments([0, -1, -1, -1, -1], [0, 6, 7, 8, 9]) == [(0, 1), (1, 3), (3, 5)]

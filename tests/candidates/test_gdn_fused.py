@@ -11,10 +11,10 @@ import torch
 
 import operations
 from candidates._delta_rule.kernel.options import Options
+from candidates._delta_rule.kernel.pieces import MAPS
 from candidates.gdn_prefill import FAMILY, emulate_fused
 from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
 from candidates.gdn_prefill.space import FusedSchedule
-from candidates.kda_prefill.kernel.fused_plan import MAPS
 from operations.gdn_prefill import GdnWorkload
 
 OPERATION = operations.get("gdn_prefill")

@@ -15,6 +15,7 @@ __all__ = [
     "bar_expect_in",
     "bar_init",
     "bar_wait",
+    "below",
     "copy4",
     "copy16",
     "copy16_whole",
@@ -219,3 +220,12 @@ def send_f32x2(address, x, y, barrier):
 def sync_cluster():
     """All threads of the cluster."""
     op.ptx("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")
+
+
+def below(row, end, values, at):
+    """Store 16 bytes at address ``at`` if ``0 <= row < end``, predicated."""
+    op.ptx(
+        "{ .reg .pred p; setp.lo.u32 p, {$r0}, {$r1};"
+        " @p st.global.v4.b32 [{$r2}], {{$r3}, {$r4}, {$r5}, {$r6}}; }",
+        inputs=[row, end, at, *values],
+    )

@@ -1,8 +1,8 @@
-"""Where a chunk lies in a ragged batch, found on the device from the raw offsets.
+"""Where a chunk lies in a ragged batch, and which rows no sequence covers, found on the device.
 
 Lengths are device data and may be wrong: offsets are clamped into 0..T and made monotone, so
 that sequence n is rows ``[m_n, m_{n+1})`` with ``m_n = max over i <= n of clamp(cu[i], 0, T)``.
-Every function here is called by a whole, converged warp and gives all its lanes the same.
+What finds rows or sequences is called by a whole, converged warp and gives all its lanes the same.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-__all__ = ["bounds", "locate", "offset", "owner", "survey"]
+from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.image import HEAD
+
+__all__ = ["bounds", "clear_uncovered", "in_one_row", "locate", "offset", "owner", "survey"]
 
 I32, I64 = cutlass.Int32, cutlass.Int64
+
+CLEARING = 8
+"""Warps of a CTA that clear rows."""
 
 PER_LANE = 4
 """Offsets a lane loads at once: a long batch is bound by the latency of its loads."""
@@ -154,3 +160,29 @@ def locate(CU: cute.Tensor, slot, T, bt: cutlass.Constexpr, unroll: cutlass.Cons
     if n < 0 or chunk >= unroll * ((hi - lo + span - 1) // span):
         n = CU.shape[0] - 1
     return n, lo, hi, chunk
+
+
+def in_one_row(X):
+    """[B, T, ...] as [B T, ...]; sequences follow each other without a gap."""
+    shape = (X.shape[0] * X.shape[1], *X.shape[2:])
+    return cute.make_tensor(X.iterator, cute.make_layout(shape, stride=X.stride[1:]))
+
+
+@cute.jit
+def clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane):
+    """Clear this CTA's share of the rows of O that no sequence covers; its first warps do."""
+    begin = covered[0]
+    end = max(covered[1], begin)
+    if begin > 0 or end < T:
+        if N > 0:
+            end = bounds(CU, N - 1, T)[1]
+        every = cute.arch.grid_dim()[0] * CLEARING
+        if warp_id < CLEARING:
+            for row in cutlass.range(cta * CLEARING + warp_id, T, every, unroll=1):
+                if row < begin or row >= end:
+                    place = I64(row) * H * (HEAD * 2) + lane * 8
+                    for h in cutlass.range(H, unroll=1):
+                        op.ptx(
+                            "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
+                            inputs=[O.iterator.toint() + place + h * (HEAD * 2), I32(0)],
+                        )

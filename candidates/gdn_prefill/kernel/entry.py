@@ -17,6 +17,7 @@ import torch
 
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates.gdn_prefill.kernel import arguments
 from candidates.gdn_prefill.kernel.arguments import check
 from candidates.gdn_prefill.kernel.config import (
@@ -28,7 +29,6 @@ from candidates.gdn_prefill.kernel.config import (
 )
 from candidates.kda_prefill.kernel.config import Config as KdaConfig
 from candidates.kda_prefill.kernel.entry import _on_stream, _sms, _without_rows
-from candidates.kda_prefill.kernel.fused_plan import Scratch
 from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [

@@ -29,13 +29,12 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Gates
 from candidates._delta_rule.kernel.options import PLAIN, Options
-from candidates._delta_rule.kernel.ragged import bounds, offset
+from candidates._delta_rule.kernel.ragged import bounds, clear_uncovered, offset
 from candidates._delta_rule.kernel.step import product
 from candidates.gdn_prefill.kernel.fused_build import Build
 from candidates.gdn_prefill.kernel.fused_guard import Guard
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
-from candidates.kda_prefill.kernel.fused_guard import Guard as KdaGuard
 
 __all__ = ["Fused"]
 
@@ -157,7 +156,7 @@ class Fused(Build, Scan, Guard):
             cute.arch.sync_warp()
         self.clear_slots(at, tidx, plan.threads)
         covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-        KdaGuard.clear_uncovered(self, CU, O, T, H, N, cta, covered, warp_id, lane)
+        clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
 
         total = N * H * pieces
         jobs = I32(0)

@@ -15,9 +15,9 @@ from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation
 from candidates._delta_rule.kernel.options import L2NORM_EPS, Options
+from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.gdn_prefill.kernel.fused_ops import diagonal
 from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, FusedPlan
-from candidates.kda_prefill.kernel.fused_plan import GUARD
 
 __all__ = ["Guard"]
 

@@ -16,9 +16,7 @@ import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
-from candidates._delta_rule.kernel.ragged import bounds
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
-from candidates.kda_prefill.kernel.fused_exact import (
+from candidates._delta_rule.kernel.exact import (
     BEGINS,
     CARRY,
     CONTINUES,
@@ -27,16 +25,18 @@ from candidates.kda_prefill.kernel.fused_exact import (
     FREE,
     MAP,
     NOWHERE,
-    Exact,
+    Segments,
 )
-from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS, Scratch
+from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
+from candidates._delta_rule.kernel.ragged import bounds
+from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
 
 __all__ = ["Jobs"]
 
 I32 = op.I32
 
 
-class Jobs(Exact):
+class Jobs(Segments):
     """The part of the fused kernel that knows jobs.
 
     A job is (sequence, head, first row, rows, rows of the early start, which half of the value
@@ -44,7 +44,7 @@ class Jobs(Exact):
     the scratch, whether it begins where the sequence does).
     """
 
-    plan: FusedPlan  # type: ignore[assignment]  # has what is asked of it: off_jobs
+    plan: FusedPlan
 
     def chunks_before(self, at, j):
         """Chunks of the jobs before job ``j`` of at most two."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.pieces import JOB_WORDS, PIECE
+from candidates._delta_rule.kernel.pieces import pieces_of as pieces_of_chains
 from candidates._delta_rule.kernel.tiles import LOWER_PITCH, TILE, lower_block
-from candidates.kda_prefill.kernel.fused_plan import BT as FIXUP_BT
-from candidates.kda_prefill.kernel.fused_plan import JOB_WORDS
-from candidates.kda_prefill.kernel.fused_plan import pieces_of as pieces_of_chains
 
 __all__ = [
     "BT",
@@ -29,10 +28,6 @@ __all__ = [
 
 BT = 64
 """Tokens per chunk."""
-
-PIECE = FIXUP_BT
-"""Pieces of a sequence begin at multiples of so many tokens, as the fix-up of exact segments cuts
-them; a piece's chunks count from where it begins."""
 
 REACHES = (1, 2, 4, 8)
 """Chunks that a piece may start early."""

@@ -10,13 +10,12 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.exact import FINAL
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, zero
 from candidates.gdn_prefill.kernel.fused_build import ring
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
 from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
-from candidates.kda_prefill.kernel.fused_exact import FINAL
-from candidates.kda_prefill.kernel.fused_plan import Scratch
-from candidates.kda_prefill.kernel.fused_scan import below
 
 __all__ = ["Scan"]
 
@@ -148,7 +147,7 @@ class Scan(Jobs):
             cute.arch.sync_warp()
             for i in cutlass.range_constexpr(BT // 16):
                 words = op.load_i32x4(here, 2048 * i)
-                below(o_row + 16 * i, o_end, words, o_at + pitch * (16 * i))
+                ops.below(o_row + 16 * i, o_end, words, o_at + pitch * (16 * i))
             o_row, o_at = o_row + BT, o_at + pitch * BT
             freed = empty + 8 * s
             s, m = s + 1, m ^ 1

@@ -13,6 +13,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
+from candidates._delta_rule.kernel.fixup import Fixup
 from candidates._delta_rule.kernel.host import (
     TYPES,
     bare_function,
@@ -30,7 +31,6 @@ from candidates._delta_rule.kernel.scan import Scan
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig
 from candidates.gdn_prefill.kernel.fused import Fused
 from candidates.gdn_prefill.kernel.prep import Prep
-from candidates.kda_prefill.kernel.fixup import Fixup
 
 __all__ = [
     "ABI",
@@ -83,18 +83,12 @@ class GdnPrefill:
             self.scan(X, CU, S0, O, S, (boundaries,), stream)
 
 
-class GdnFixup(Fixup):
-    """What the fused kernel left of exact segments: KDA's, which sees no gates."""
-
-    name = "gdn_fixup"
-
-
 class FusedPrefill:
     """The fused kernel and, if it cuts sequences, its fix-up behind one host function, which takes
     what the kernel does."""
 
     def __init__(self, rows: int, options: Options) -> None:
-        self.fused, self.fixup = Fused(rows, options), GdnFixup()
+        self.fused, self.fixup = Fused(rows, options), Fixup("gdn_fixup")
 
     @cute.jit
     def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream):

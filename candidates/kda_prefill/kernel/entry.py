@@ -17,11 +17,12 @@ import torch
 
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import Scratch
 
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
-from .fused_plan import NEVER, SECOND, SHORTER, Scratch, runs_of
+from .fused_plan import NEVER, SECOND, SHORTER, runs_of
 from .known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [

@@ -36,26 +36,30 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Gates
-from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.options import PLAIN, Options
-from candidates._delta_rule.kernel.ragged import bounds, offset, owner, survey
-from candidates._delta_rule.kernel.step import product
-from candidates.kda_prefill.kernel.fused_build import Build
-from candidates.kda_prefill.kernel.fused_exact import (
-    AGAIN,
-    AS_GUESSED,
+from candidates._delta_rule.kernel.exact import (
     BEGINS,
     CARRY,
     CONTINUES,
     ENDS,
     FINAL,
     FREE,
-    LAST,
     MAP,
-    NOTHING,
     NOWHERE,
-    OWN,
 )
+from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.options import PLAIN, Options
+from candidates._delta_rule.kernel.pieces import Scratch
+from candidates._delta_rule.kernel.ragged import (
+    bounds,
+    clear_uncovered,
+    in_one_row,
+    offset,
+    owner,
+    survey,
+)
+from candidates._delta_rule.kernel.step import product
+from candidates.kda_prefill.kernel.fused_build import Build
+from candidates.kda_prefill.kernel.fused_exact import AGAIN, AS_GUESSED, LAST, NOTHING, OWN
 from candidates.kda_prefill.kernel.fused_guard import Guard
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
@@ -67,7 +71,6 @@ from candidates.kda_prefill.kernel.fused_plan import (
     Cuts,
     FusedPlan,
     Numbers,
-    Scratch,
     first_job,
 )
 from candidates.kda_prefill.kernel.fused_scan import Scanning
@@ -237,7 +240,7 @@ class Fused(Guard, Build, Scanning):
                 CU, K, G, B, X, at, begin, end, cuts, runs, how, N, T, H, cta, warp_id, lane
             )
             if cutlass.const_expr(ragged):  # while the builders are busy
-                self.clear_uncovered(CU, O, T, H, N, cta, (first, last), warp_id, lane)
+                clear_uncovered(CU, O, T, H, N, cta, (first, last), warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
@@ -556,9 +559,3 @@ class Staged(Numbers):
     @staticmethod
     def pick(condition, x, y):
         return op.select(condition, I32(x), I32(y))
-
-
-def in_one_row(X):
-    """[B, T, ...] as [B T, ...]; sequences follow each other without a gap."""
-    shape = (X.shape[0] * X.shape[1], *X.shape[2:])
-    return cute.make_tensor(X.iterator, cute.make_layout(shape, stride=X.stride[1:]))

@@ -12,8 +12,9 @@ well, and both scan all chunks.  There are two at most, which come behind the CT
 * The two pieces at the cut between the runs are one if the guard fails there.  If that is not the
   first one, each CTA takes half of its value rows.
 
-:class:`.fixup.Fixup` composes segments and corrects outputs afterwards.  What this needs of shared
-and global memory is in :mod:`.fused_plan`.
+The fix-up (:mod:`candidates._delta_rule.kernel.fixup`) composes segments and corrects outputs
+afterwards.  What this needs of shared and global memory is in :mod:`.fused_plan` and
+:mod:`candidates._delta_rule.kernel.pieces`.
 """
 
 from __future__ import annotations
@@ -23,41 +24,20 @@ import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
-from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.step import STATE_WORDS, narrow
-from candidates.kda_prefill.kernel.fused_plan import (
-    JOB_WORDS,
-    RUN,
-    SCAN_WARPS,
-    FusedPlan,
-    Scratch,
-)
+from candidates._delta_rule.kernel.exact import Segments
+from candidates._delta_rule.kernel.pieces import JOB_WORDS
+from candidates.kda_prefill.kernel.fused_plan import RUN, SCAN_WARPS, FusedPlan
 
 __all__ = [
     "AGAIN",
     "AS_GUESSED",
-    "BEGINS",
-    "CARRY",
-    "CONTINUES",
-    "ENDS",
-    "FINAL",
-    "FREE",
     "LAST",
-    "MAP",
     "NOTHING",
-    "NOWHERE",
     "OWN",
     "Exact",
 ]
 
 F32, I32, I64 = op.F32, op.I32, op.I64
-
-FREE, BEGINS, CONTINUES, ENDS = 0, 1, 2, 4
-"""Flags of a CTA: needs no carry; an exact segment begins, and, added to that, also ends the
-sequence; of the second CTA of a pair, that this segment is all of both."""
-
-NOWHERE, FINAL, CARRY, MAP = 0, 1, 2, 3
-"""Where a scan leaves its last state."""
 
 NOTHING, AS_GUESSED, AGAIN = 0, 1, 2
 """What a CTA does alone: nothing; its own run, as its builders began it, or from another chunk."""
@@ -69,8 +49,17 @@ LAST = 4
 """Of the word that says which warpgroups scan: the job is its CTA's last."""
 
 
-class Exact:
-    """The part of the fused kernel that knows jobs and the scratch."""
+class Exact(Segments):
+    """The part of the fused kernel that knows pairs of CTAs, and what each of them does.
+
+    A job is (sequence, head, first and past-the-last row, first chunk, chunks of it and of the
+    warm-up among them, warpgroups that scan and whether it is the last job, map or not, target,
+    entry, one word of other use: of job 0, what the CTA does).
+
+    A warp's own piece has the pieces behind it in place of the warpgroups, and in the last word its
+    place in the ring, counted from the first piece.  A builder has in place of the map whether it
+    is only a guess.
+    """
 
     plan: FusedPlan
 
@@ -121,40 +110,6 @@ class Exact:
         self.begin_pair(at, warp_id, lane)
 
     @cute.jit
-    def take_diagonal(self, address, accS, row, t):
-        """Write the diagonal of rows ``row`` and 8 more, and leave zeros in its place.
-
-        In bf16 each segment would round it, and at slow gates all of them alike.
-        """
-        for r in cutlass.range_constexpr(2):
-            value = F32(0.0)
-            for j in cutlass.range_constexpr(HEAD // 8):
-                for e in cutlass.range_constexpr(2):
-                    own = row + 8 * r == 8 * j + (t & 3) * 2 + e
-                    value = op.select(own, accS[4 * j + 2 * r + e], value)
-                    accS[4 * j + 2 * r + e] = op.select(own, F32(0.0), accS[4 * j + 2 * r + e])
-            c = row + 8 * r
-            if (c >> 1) & 3 == t & 3:
-                place = (c & -16) + ((c >> 1) & 3) * 4 + ((c >> 3) & 1) * 2 + (c & 1)
-                op.ptx("st.global.f32 [{$r0}], {$r1};", inputs=[address + I64(place * 4), value])
-
-    @cute.jit
-    def put_job(self, at, number, values):
-        """Write the description of a job to shared memory; one thread."""
-        place = at + number * (4 * JOB_WORDS)
-        for i, value in enumerate(values):
-            op.store32(place, value, self.plan.off_jobs + 4 * i)
-
-    @cute.jit
-    def get_job(self, at, number):
-        """What :meth:`put_job` wrote; uniform values."""
-        place = at + number * (4 * JOB_WORDS)
-        return [
-            cute.arch.make_warp_uniform(ops.load_shared32(place, self.plan.off_jobs + 4 * i))
-            for i in range(JOB_WORDS)
-        ]
-
-    @cute.jit
     def take_run(self, at, number, own, lane):
         """Make the first piece of the CTA's run this warp's job; whether it has one."""
         there = I32(0)
@@ -180,45 +135,3 @@ class Exact:
         """What the CTA does, once that is decided."""
         word = ops.load_shared32(at, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
         return cute.arch.make_warp_uniform(word)
-
-    @cute.jit
-    def put_record(self, X, cta, flag, chain, row, end):
-        """Say what the fix-up has to do about this CTA: a flag, and of an exact segment sequence
-        and head, first row and the one past its last; one thread."""
-        place = X.iterator.toint() + I64(cta) * (4 * Scratch.RECORD)
-        op.ptx(
-            "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            inputs=[place, flag, chain, row, end],
-        )
-
-    @cute.jit
-    def identity(self, accS, block, t):
-        """This thread's part of rows ``64 block`` on of the identity."""
-        row = block * 64 + t // 32 * 16 + t % 32 // 4  # and row + 8
-        for j in cutlass.range_constexpr(HEAD // 8):
-            for i in cutlass.range_constexpr(4):  # elements in columns 8 j to 8 j + 7
-                if row + i // 2 * 8 == 8 * j + t % 4 * 2 + i % 2:
-                    accS[4 * j + i] = F32(1.0)
-
-    @cute.jit
-    def leave(self, X, entry, target, accS, block, t):
-        """Write C, or M as the image of an operand, to an entry of the scratch."""
-        begin, t = X.iterator + entry, ops.opaque(t)
-        if target == MAP:
-            # Row-major halves of 64 columns in the 128-byte swizzle: image.swizzled_offset.
-            row = block * 64 + (t >> 5) * 16 + ((t >> 2) & 7)
-            out = cute.recast_ptr((begin + STATE_WORDS).align(16), dtype=I32) + row * 32 + (t & 3)
-            self.take_diagonal((begin + Scratch.DIAGONAL).toint(), accS, row, t)
-            a = cute.make_rmem_tensor(accS.layout, op.BF16)
-            narrow(accS, a)
-            pairs = cute.recast_tensor(a, I32)
-            for i in cutlass.range_constexpr(HEAD // 4):
-                piece = (i // 2 % 8) ^ ((t >> 2) & 7)
-                word = i // 16 * HEAD * 32 + i % 2 * 8 * 32 + piece * 4
-                cute.make_tensor(out + word, cute.make_layout(1))[0] = pairs[i]
-        else:
-            to = (begin + block * (STATE_WORDS // 2) + t * 4).align(16)
-            cute.autovec_copy(
-                cute.make_tensor(accS.iterator, cute.make_layout((4, 16))),
-                cute.make_tensor(to, cute.make_layout((4, 16), stride=(1, 512))),
-            )

@@ -14,11 +14,10 @@ import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
-from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import L2NORM_EPS
-from candidates._delta_rule.kernel.ragged import bounds
+from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, GUARD, SCAN_WARPS, SHORT, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, FusedPlan
 
 __all__ = ["Guard"]
 
@@ -30,25 +29,6 @@ class Guard(Load):
     """The part of the fused kernel that decides which chunks a CTA takes."""
 
     plan: FusedPlan
-
-    @cute.jit
-    def clear_uncovered(self, CU, O, T, H, N, cta, covered, warp_id, lane):
-        """Clear this CTA's share of the rows of O that no sequence covers."""
-        begin = covered[0]
-        end = max(covered[1], begin)
-        if begin > 0 or end < T:
-            if N > 0:
-                end = bounds(CU, N - 1, T)[1]
-            every = cute.arch.grid_dim()[0] * SCAN_WARPS
-            if warp_id < SCAN_WARPS:
-                for row in cutlass.range(cta * SCAN_WARPS + warp_id, T, every, unroll=1):
-                    if row < begin or row >= end:
-                        place = I64(row) * H * (HEAD * 2) + lane * 8
-                        for h in cutlass.range(H, unroll=1):
-                            op.ptx(
-                                "st.global.v2.b32 [{$r0}], {{$r1}, {$r1}};",
-                                inputs=[O.iterator.toint() + place + h * (HEAD * 2), I32(0)],
-                            )
 
     @cute.jit
     def guards(self, K, G, B, at, boundaries, H, warp_id, lane):

@@ -1,4 +1,4 @@
-"""Sizes of the fused kernel and of its scratch, decided before it is compiled.
+"""Sizes of the fused kernel, decided before it is compiled, and where its runs begin.
 
 Needs neither torch nor the DSL.
 """
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from candidates._delta_rule.kernel.image import HEAD, ImageLayout
+from candidates._delta_rule.kernel.pieces import JOB_WORDS, PIECE
 
 __all__ = [
     "ALIKE",
     "BT",
-    "GUARD",
-    "JOB_WORDS",
     "LINE",
     "LOWER_PITCH",
-    "MAPS",
     "NEVER",
     "PITCH",
     "RUN",
@@ -30,14 +28,12 @@ __all__ = [
     "Cuts",
     "FusedPlan",
     "Numbers",
-    "Scratch",
     "cuts_of",
     "first_job",
-    "pieces_of",
     "runs_of",
 ]
 
-BT = 16
+BT = PIECE
 """Tokens per chunk."""
 
 SCAN_WARPS = 8
@@ -51,9 +47,6 @@ LOWER_PITCH = 20
 
 SHORT = 2
 """Chunks of a short warm-up; a long one is twice that."""
-
-GUARD = -14.0
-"""A piece may start from zero where what it drops is below e^GUARD (8e-7) of the state."""
 
 NEVER, ALIKE, SHORTER, LINE = 0, 1, 2, 3
 """How sequences may be cut: not at all; all into equally many pieces; so, or along the line of all
@@ -69,21 +62,9 @@ GAIN = 16
 """Runs of the line have to be shorter by one of so many parts: each of them may end within a
 sequence, and exact segments cost more than whole ones."""
 
-JOB_WORDS = 12
-"""Words that describe a job: sequence, head, first and past-the-last row, first chunk, chunks of
-it and of the warm-up among them, warpgroups that scan and whether it is the last job, map or not,
-target, entry, one of other use: of job 0, what the CTA does.
-
-A warp's own piece has the pieces behind it in place of the warpgroups, and in the last word its
-place in the ring, counted from the first piece.  A builder has in place of the map whether it is
-only a guess."""
-
 RUN = 2
 """Number of the job that is the first of a CTA's own pieces: where its last one ends if that is
 within a sequence, and where its state goes then, are in the last word and in place of the map."""
-
-MAPS = 4
-"""Maps of exact segments that the fix-up has in shared memory at once."""
 
 _REGISTERS = {(3, False): (152, 56), (2, False): (168, 88), (2, True): (168, 88)}
 """Registers of a scanning and a building thread, by (builders, boundary frame)."""
@@ -213,45 +194,6 @@ def first_job(warp: Any) -> Any:
     return RUN + 1 + warp
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """Where things stand in the scratch of one fused call, in fp32 words.
-
-    One record and one entry for each CTA.  A record is what the fix-up has to do about it: a flag,
-    and of an exact segment that begins there the sequence and head, its first row and the one past
-    its last.  An entry holds C of that segment, fp32 in the order of accumulator fragments; its M
-    without the diagonal, bf16, as the shared-memory image that the fix-up multiplies with; the
-    diagonal of M, fp32, in the order of :meth:`.ImageLayout.decay_position`.  Behind them P, bf16
-    shaped like the outputs.  Works on run-time integers too.
-
-    Parameters
-    ----------
-    total : int
-        CTAs, those that have nothing to do included.
-    """
-
-    total: Any
-
-    RECORD = 4
-    MAP = HEAD * HEAD
-    DIAGONAL = MAP + HEAD * HEAD // 2
-    ENTRY = DIAGONAL + HEAD
-
-    @property
-    def entries(self) -> Any:
-        """Begin of the entries, a multiple of 1 KiB."""
-        return (self.RECORD * self.total + 255) // 256 * 256
-
-    @property
-    def outputs(self) -> Any:
-        """Begin of P."""
-        return self.entries + self.total * self.ENTRY
-
-    def words(self, T: int, H: int) -> int:
-        """Size of the scratch of T rows of H heads."""
-        return int(self.outputs + T * H * (HEAD // 2))
-
-
 # ------------------------------------------------------------------------------------- cuts
 
 
@@ -374,12 +316,6 @@ class Cuts(NamedTuple):
         does not exist."""
         parts = by.high(by.low(self.pieces, by.over(chunks, 2)), 1)
         return by.over(chunks * by.low(number, parts), parts)
-
-
-def pieces_of(waves: int, N: int, H: int, sms: int) -> int:
-    """Pieces that each sequence is cut into, at most: ``waves`` CTAs for each SM, no fewer than one
-    for each sequence and head."""
-    return max(1, waves * sms // max(N * H, 1))
 
 
 def runs_of(waves: int, sms: int) -> int:

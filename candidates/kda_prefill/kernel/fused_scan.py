@@ -10,11 +10,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.exact import FINAL
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, widen, zero
-from candidates.kda_prefill.kernel.fused_exact import FINAL, LAST, OWN, Exact
+from candidates.kda_prefill.kernel.fused_exact import LAST, OWN, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan, Scratch
+from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan
 
 __all__ = ["Scanning", "store_state"]
 
@@ -177,7 +179,7 @@ class Scanning(Exact, Load):
                 self.load_decay(e_here, factors)
             steep = self.steepness(at + s * 16)
             widen(u, accV, keep)
-            below(o_row, o_end, values, o_at)
+            ops.below(o_row, o_end, values, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
@@ -199,7 +201,7 @@ class Scanning(Exact, Load):
             # about, and who adds up the times of kernels would count that.
             cute.arch.griddepcontrol_launch_dependents()
         narrow(accO, o)
-        below(o_row, o_end, self.turn_over(o, slab), o_at)
+        ops.below(o_row, o_end, self.turn_over(o, slab), o_at)
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (wg, 0))
         )
@@ -252,12 +254,3 @@ def decay(factors, accS):
         for r in range(2):
             at = j // 2 * 4 + 2 * r + j % 2
             accS[at] = accS[at] * factors[j]
-
-
-def below(row, end, values, at):
-    """Store 16 bytes at address ``at`` if ``0 <= row < end``, predicated."""
-    op.ptx(
-        "{ .reg .pred p; setp.lo.u32 p, {$r0}, {$r1};"
-        " @p st.global.v4.b32 [{$r2}], {{$r3}, {$r4}, {$r5}, {$r6}}; }",
-        inputs=[row, end, at, *values],
-    )

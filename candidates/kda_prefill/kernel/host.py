@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 
+from candidates._delta_rule.kernel.fixup import Fixup
 from candidates._delta_rule.kernel.host import (
     TYPES,
     NoFunctionError,
@@ -31,7 +32,6 @@ from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.scan import Scan
 
 from .config import Config, FusedConfig
-from .fixup import Fixup
 from .fused import Fused
 from .fused_plan import NEVER
 from .prep import Prep
@@ -97,7 +97,8 @@ class FusedPrefill:
     """The fused kernel and its fix-up behind one host function."""
 
     def __init__(self, config: FusedConfig, options: Options) -> None:
-        self.fused, self.fixup = Fused(config.frame, config.builders, options), Fixup()
+        self.fused = Fused(config.frame, config.builders, options)
+        self.fixup = Fixup("kda_fixup")
 
     @cute.jit
     def __call__(

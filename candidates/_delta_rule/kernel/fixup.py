@@ -24,11 +24,11 @@ from cutlass.tensor_utils import LayoutEnum
 
 from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
+from candidates._delta_rule.kernel.exact import BEGINS, CONTINUES, ENDS
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.pieces import MAPS, Scratch
+from candidates._delta_rule.kernel.ragged import in_one_row
 from candidates._delta_rule.kernel.step import STATE_WORDS, narrow, product, store_state
-from candidates.kda_prefill.kernel.fused import in_one_row
-from candidates.kda_prefill.kernel.fused_exact import BEGINS, CONTINUES, ENDS
-from candidates.kda_prefill.kernel.fused_plan import MAPS, Scratch
 
 __all__ = ["SMEM_BYTES", "Fixup"]
 
@@ -57,9 +57,16 @@ SMEM_BYTES = _OFF_BARS + 8 * MAPS
 
 
 class Fixup:
-    """The second kernel of a fused call that cuts sequences."""
+    """The second kernel of a fused call that cuts sequences.
 
-    name = "kda_fixup"
+    Parameters
+    ----------
+    name : str
+        What its name begins with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @cute.jit
     def __call__(
@@ -75,7 +82,7 @@ class Fixup:
         Parameters
         ----------
         O, S, X : cute.Tensor
-            As for :class:`.fused.Fused`; O may have another dimension before T.
+            As for the fused kernel; O may have another dimension before T.
         total : Int32
             CTAs of the fused kernel that X is for.
         stream : CUstream
