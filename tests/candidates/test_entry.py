@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,15 +17,24 @@ from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kd
 CONFIG = Config(bt=32, anchor="mid")
 
 
+class Launches(list):
+    """Configuration, whether there was a state, and arguments of each; ``forms`` their options."""
+
+    def __init__(self):
+        super().__init__()
+        self.forms = []
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Serve CPU tensors with a function that records its arguments and fills the outputs."""
-    calls = []
+    calls = Launches()
 
     def compiled(config, with_state, options=None):
         def function(*args):
             check_like_a_compiled_function(options, with_state, args)
             calls.append((config, with_state, args))
+            calls.forms.append(options)
             args[7].fill_(1.0)
             if args[8] is not None:
                 args[8].fill_(2.0)
@@ -33,6 +43,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
     monkeypatch.setattr(entry, "_sms", lambda device: 132)
@@ -43,7 +54,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def check_like_a_compiled_function(options, with_state, args):
-    """Dtypes, shapes, devices, strides and alignment, as TVM-FFI checks them before a launch."""
+    """What TVM-FFI checks before a launch: dtypes, shapes, devices, alignment, constant strides.
+
+    Of a compact tensor a stride that is a product of unknown sizes goes by unseen.
+    """
     bf16 = torch.bfloat16
     lead = "BT" if options.offsets == "equal" else "T"
     HV = "H" if options.compact else "V"
@@ -55,9 +69,12 @@ def check_like_a_compiled_function(options, with_state, args):
         (cu, "C"), (DTYPES[options.initial_state] if with_state else None, n + HV + "DD"),
         (bf16, lead + HV + "D"), (DTYPES.get(options.final_state), n + HV + "DD"),
     )  # fmt: skip
+    f32 = torch.float32
+    want = [*zip(args, want, strict=False)]
+    want += [(args[-3], (f32 if options.raw_gate else None, HV))]
+    want += [(args[-2], (f32 if options.bias else None, HV + "D"))]
     sizes = {"D": 128}
-    for i, (dtype, dims) in enumerate(want):
-        x = args[i]
+    for i, (x, (dtype, dims)) in enumerate(want):
         if dtype is None:
             if x is not None:
                 raise TypeError(f"argument #{i} must be None")
@@ -72,8 +89,13 @@ def check_like_a_compiled_function(options, with_state, args):
         if wide and x.data_ptr() % 16:
             raise ValueError(f"argument #{i}: misaligned")
         if i > 4 or options.compact:
-            if not x.is_contiguous():
-                raise ValueError(f"argument #{i}: mismatched strides")
+            known = 1
+            for size, stride, dim in zip(x.shape[::-1], x.stride()[::-1], dims[::-1], strict=True):
+                if size > 1 and stride != known:
+                    raise ValueError(f"argument #{i}: mismatched strides")
+                if dim != "D":
+                    break
+                known *= size
         elif wide and (x.stride(-1) != 1 or any(s * x.itemsize % 16 for s in x.stride()[:-1])):
             raise ValueError(f"argument #{i}: mismatched strides")
 
@@ -544,16 +566,221 @@ def test_slices_are_known_by_their_strides(launched):
         kda_prefill(**{**x, "q": odd})
 
 
-def test_what_is_known_is_bounded(launched, monkeypatch):
-    monkeypatch.setattr(known, "_CALLS", 3)
-    monkeypatch.setattr(known, "_SHAPES", 2)
-    for H in range(1, 9):
-        x = tensors(H=H)
+@pytest.mark.parametrize("bound", [2, 3, 7])
+def test_what_is_known_is_bounded_and_calls_are_served_all_the_same(launched, monkeypatch, bound):
+    monkeypatch.setattr(known, "_CALLS", bound)
+    monkeypatch.setattr(known, "_FORMS", 2)
+    for H in range(1, 5):
+        longest = tensors(T=40, H=H)
         for T in (37, 38, 39, 40):
-            kda_prefill(**{n: t[:T] for n, t in tensors(T=40, H=H).items() if n != "cu_seqlens"},
-                        cu_seqlens=x["cu_seqlens"])  # fmt: skip
-        assert len(known._KNOWN) <= 3
-        assert all(len(kind.prepared) <= 2 for kind in known._KNOWN.values())
+            x = {n: t[:T] for n, t in longest.items() if n != "cu_seqlens"}
+            x["cu_seqlens"] = tensors(T=T, H=H)["cu_seqlens"]
+            rows = torch.randn(T, H, 256).bfloat16()
+            forms = ({}, {"q": rows[..., :128]}, {"g": x["g"].bfloat16()})
+            for form in (*forms, {"beta": x["beta"].bfloat16()}, *forms):
+                given = {**x, **form}
+                o, _ = kda_prefill(**given)
+                assert o.shape == (T, H, 128)
+                _, _, args = launched.pop()
+                assert all(a is b for a, b in zip(args, given.values(), strict=False))
+        assert len(known._KNOWN) <= bound
+        assert all(len(forms) <= 2 for forms in known._KNOWN.values() if isinstance(forms, dict))
+
+
+LAID_OUT_WITH_GAPS = {
+    "initial_state, heads of more": ("initial_state", lambda x: torch.cat([x, x], 1)[:, :3]),
+    "initial_state, every second": ("initial_state", lambda x: x.repeat_interleave(2, 0)[::2]),
+    "final_state, heads of more": ("final_state", lambda x: torch.cat([x, x], 1)[:, :3]),
+    "out, heads of more": ("out", lambda x: torch.cat([x, x], -2)[..., :3, :]),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("case", LAID_OUT_WITH_GAPS)
+def test_gaps_that_a_compiled_function_does_not_see_are_refused_in_every_call(
+    launched, case, batch
+):
+    name, change = LAID_OUT_WITH_GAPS[case]
+    x = tensors(T=37 if batch is None else 20, batch=batch)
+    right = {
+        "initial_state": states(),
+        "final_state": states(),
+        "out": torch.empty_like(x["v"]),
+    }
+    for _ in range(3):
+        kda_prefill(**x, **right)
+    del launched[:]
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        kda_prefill(**x, **{**right, name: change(right[name])})
+    assert not launched
+
+
+def test_rows_with_gaps_are_known_apart_from_rows_without(launched):
+    """The outermost stride is none that a compiled function for compact tensors sees."""
+    x = tensors()
+    for _ in range(3):
+        kda_prefill(**x)
+    del launched.forms[:]
+    for name in ("q", "k", "v", "g", "beta"):
+        apart = {**x, name: torch.cat([x[name], x[name]], 1)[:, :3]}
+        for _ in range(3):
+            kda_prefill(**apart)
+    assert [options.compact for options in launched.forms] == [False] * 15
+
+
+def test_a_batch_that_lost_its_last_rows_is_not_known_by_its_strides(launched):
+    x = tensors(T=21, batch=2)
+    x |= dict(zip("qkv", torch.randn(2, 21, 3, 384).bfloat16().split(128, -1), strict=True))
+    for _ in range(3):
+        kda_prefill(**x)
+    del launched[:]
+    with pytest.raises(ValueError, match=r"q has strides .* sequences must follow"):
+        kda_prefill(**{name: tensor[:, :20] for name, tensor in x.items()})
+    one = {name: tensor[:1] for name, tensor in x.items()}
+    for _ in range(3):
+        kda_prefill(**one)
+    del launched[:]
+    with pytest.raises(ValueError, match=r"q has strides .* sequences must follow"):
+        kda_prefill(**{name: tensor[:, :20].expand(2, *[-1] * (tensor.dim() - 1))
+                       for name, tensor in one.items()})  # fmt: skip
+    assert not launched
+
+
+def test_value_heads_are_a_multiple_also_where_others_were_served(launched):
+    x = tensors(H=4)
+    grouped = {**x, **{n: x[n][:, :2].contiguous() for n in "qk"}}
+    for _ in range(3):
+        kda_prefill(**grouped)
+        kda_prefill(**x)
+    del launched[:]
+    with pytest.raises(ValueError, match="v has 4 heads, which is no multiple of the 3"):
+        kda_prefill(**{**x, **{n: x[n][:, :3].contiguous() for n in "qk"}})
+    assert not launched
+
+
+def test_forms_that_take_turns_each_go_to_their_function_unchecked(launched, monkeypatch):
+    x, state = tensors(), states()
+    slices = dict(zip("qkv", torch.randn(37, 3, 384).bfloat16().split(128, -1), strict=True))
+    forms = {
+        "plain": {},
+        "gates": {"g": x["g"].bfloat16()},
+        "strengths": {"beta": x["beta"].bfloat16()},
+        "offsets": {"cu_seqlens": x["cu_seqlens"].long()},
+        "slices": slices,
+        "slices and gates": {**slices, "g": x["g"].bfloat16()},
+        "state": {"initial_state": state},
+        "bf16 state": {"initial_state": state.bfloat16()},
+        "no final state": {"final_state": False},
+        "final state": {"final_state": torch.empty_like(state)},
+        "bf16 final state": {"final_state": torch.empty_like(state).bfloat16()},
+        "out": {"out": torch.empty_like(x["v"])},
+    }
+    for _ in range(2):
+        for form in forms.values():
+            kda_prefill(**{**x, **form})
+    first = launched.forms[: len(forms)]
+    assert len(set(first)) == len(forms) - 3  # state, final state and out are no form of their own
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    for length in (37, 30):  # and of another length at once
+        del launched[:], launched.forms[:]
+        for _ in range(2):
+            for form in forms.values():
+                given = {n: t[:length] if n in "qkvgbetaout" else t
+                         for n, t in {**x, **form}.items()}  # fmt: skip
+                kda_prefill(**given)
+        assert launched.forms == first * 2
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias",
+                                  "out", "final_state"])  # fmt: skip
+def test_what_changes_in_a_tensor_that_was_served_is_seen(launched, name):
+    """Its gradient, its memory: the same tensor object each time."""
+    x = {
+        **tensors(), "gate": "softplus", "A_log": torch.zeros(3), "dt_bias": torch.zeros(3, 128),
+        "initial_state": states(), "final_state": states(),
+    }  # fmt: skip
+    x["out"] = torch.empty_like(x["v"])
+    for _ in range(3):
+        kda_prefill(**x)
+    x[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} requires grad"):
+        kda_prefill(**x)
+    with torch.no_grad():
+        kda_prefill(**x)
+    x[name].requires_grad_(False)
+    del launched[:]
+    kda_prefill(**x)
+    assert len(launched) == 1
+    x[name].data = torch._neg_view(x[name].data)
+    with pytest.raises(ValueError, match=f"{name} is a view that negates"):
+        kda_prefill(**x)
+    x[name].data = x[name].data.resolve_neg().double()
+    with pytest.raises(TypeError, match=f"{name} is float64"):
+        kda_prefill(**x)
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize("name", ["l2norm", "beta_logits"])
+@pytest.mark.parametrize("value", [0, 1, None])
+def test_numbers_are_no_flags_also_where_the_flag_was_served(launched, name, value):
+    for flag in (False, True, False, True):
+        kda_prefill(**tensors(), **{name: flag})
+    with pytest.raises(TypeError, match=f"{name} must be True or False"):
+        kda_prefill(**tensors(), **{name: value})
+
+
+def test_another_device_than_the_current_one_takes_the_long_way(launched, monkeypatch):
+    x = tensors()
+    for _ in range(2):
+        kda_prefill(**x)
+    seen = []
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: seen.append(device))
+    kda_prefill(**x)
+    assert seen == []
+    monkeypatch.setattr(known, "current_device", lambda: 1)
+    kda_prefill(**x)
+    assert seen == [torch.device("cpu")]
+
+
+def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):
+    asked = []
+
+    def choose(q, v, cu_seqlens):
+        asked.append(q.shape[0])
+        return CONFIG if q.shape[0] < 40 else DEFAULT
+
+    by_shape = known.ByShape(choose)
+    for T in (37, 50, 37, 50, 37, 50):
+        kda_prefill(**tensors(T), schedule=by_shape)
+    assert [config for config, _, _ in launched] == [CONFIG, DEFAULT] * 3
+    assert len(asked) <= 6
+    del asked[:]
+    for T in (37, 50):
+        kda_prefill(**tensors(T), schedule=by_shape)
+    assert asked == []
+    wrong = {**tensors(50), "q": tensors(37)["q"]}
+    with pytest.raises(ValueError, match="k must be"):
+        kda_prefill(**wrong, schedule=by_shape)
+    kda_prefill(**tensors(50), schedule=by_shape)
+    assert launched[-1][0] == DEFAULT
+
+
+def test_threads_that_call_at_once_are_each_served_as_alone(launched, monkeypatch):
+    monkeypatch.setattr(known, "_CALLS", 5)
+    makes = [lambda T=T, n=n: {**tensors(T), **n} for T in (17, 18, 19)
+             for n in ({}, {"final_state": False}, {"l2norm": True})]  # fmt: skip
+
+    def work(n):
+        for turn in range(60):
+            x = makes[(n + turn) % len(makes)]()
+            o, state = kda_prefill(**x)
+            assert o.shape == x["v"].shape
+            assert (state is None) == ("final_state" in x)
+            assert (o == 1).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(launched) == 240
 
 
 SPLIT_DECLINES = {

@@ -40,6 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
     monkeypatch.setattr(entry, "_sms", lambda device: 132)

@@ -71,6 +71,8 @@ def vendored(
             ("api", "_machine_problem", lambda index: ""),
         ):
             patched.setattr(importlib.import_module(f"{package}.{name}"), attribute, value)
+        known = sys.modules[entry.recall.__module__]
+        patched.setattr(known, "current_device", lambda: -1)
         if hasattr(entry, "_sms"):
             patched.setattr(entry, "_sms", lambda device: 132)
         assert Path(str(backend.__file__)).parent == base / package

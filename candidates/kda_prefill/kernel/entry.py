@@ -22,10 +22,11 @@ from candidates._delta_rule.kernel.pieces import Scratch, pieces_of
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
-from .known import DEFAULT_SCALE, key_of, new, recall, remember
+from .known import DEFAULT_SCALE, ByShape, Kind, new, recall, remember
 
 __all__ = [
     "DEFAULT",
+    "ByShape",
     "Config",
     "FusedConfig",
     "Options",
@@ -35,6 +36,7 @@ __all__ = [
     "kda_prefill",
     "launch",
     "prepare",
+    "recall",
     "workspace",
 ]
 
@@ -119,11 +121,12 @@ def prepare(
     cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None,
     options: Options = PLAIN,
+    function: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
     """The call for tensors shaped like these.
 
     It takes what :func:`launch` takes after ``config``, and for an activation in the kernel
-    ``A_log``, ``dt_bias`` and ``lower_bound``.
+    ``A_log``, ``dt_bias`` and ``lower_bound``.  ``function`` is the compiled one, if it is at hand.
     """
     if cu_seqlens is None:
         N, T, H, _ = v.shape
@@ -132,16 +135,17 @@ def prepare(
         N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or H == 0:  # a grid of no blocks cannot be launched
         return _without_rows
-    function = compiled(config, initial_state is not None, options)
+    if function is None:
+        function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
         pieces = pieces_of(config.waves, N, H, _sms(v.device))
         rows = T if cu_seqlens is not None else N * T
         words = Scratch(N * H * pieces).words(rows, H) if pieces > 1 else 1
         if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
             words = pieces = 1
-        return functools.partial(_enqueue_fused, function, words, pieces)
+        return _fused_call(function, words, pieces, v.device)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
-    return functools.partial(_enqueue, function, scratch)
+    return _split_call(function, scratch, v.device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -162,37 +166,54 @@ def _without_rows(
         final_state.copy_(initial_state)
 
 
-def _enqueue_fused(
-    function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None, lower_bound=None,
-) -> None:  # fmt: skip
-    """Allocate scratch and launch; see :func:`_enqueue`."""
-    scratch = torch.empty(words, dtype=torch.float32, device=v.device)
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
-        A_log, dt_bias, lower_bound,
-    )  # fmt: skip
+def _fused_call(function, words, pieces, device):
+    """What allocates scratch and launches; see :func:`_split_scratch`."""
+
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None, lower_bound=None,
+    ) -> None:  # fmt: skip
+        scratch = torch.empty(words, dtype=torch.float32, device=device)
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
+            A_log, dt_bias, lower_bound,
+        )  # fmt: skip
+
+    return call
 
 
-def _enqueue(
-    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None, lower_bound=None,
-) -> None:  # fmt: skip
-    """Allocate scratch and launch.
+def _split_call(function, scratch, device):
+    """What allocates scratch and launches."""
+    allocate = _split_scratch(scratch, device)
 
-    The scratch belongs to this call: it comes from torch's allocator, which gives it to a later
-    call of the same stream only, so that calls in flight on two streams never share it.
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None, lower_bound=None,
+    ) -> None:  # fmt: skip
+        images, boundaries = allocate()
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries,
+            scale, A_log, dt_bias, lower_bound,
+        )  # fmt: skip
+
+    return call
+
+
+def _split_scratch(scratch, device):
+    """What allocates images, and boundaries or None.
+
+    They belong to one call: they come from torch's allocator, which gives them to a later call of
+    the same stream only, so that calls in flight on two streams never share them.
     """
-    device = q.device
-    shape, dtype = scratch[0]
-    images, boundaries = torch.empty(shape, dtype=dtype, device=device), None
-    if len(scratch) > 1:
-        shape, dtype = scratch[1]
-        boundaries = torch.empty(shape, dtype=dtype, device=device)
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries, scale,
-        A_log, dt_bias, lower_bound,
-    )  # fmt: skip
+    ((slots, heads, elements), dtype), *others = scratch
+
+    def allocate():
+        boundaries = None
+        for shape, kind in others:
+            boundaries = torch.empty(shape, dtype=kind, device=device)
+        return torch.empty(slots, heads, elements, dtype=dtype, device=device), boundaries
+
+    return allocate
 
 
 def kda_prefill(
@@ -204,7 +225,7 @@ def kda_prefill(
     cu_seqlens: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     *,
-    schedule: Config | FusedConfig | Mapping[str, Any] | None = None,
+    schedule: Config | FusedConfig | ByShape | Mapping[str, Any] | None = None,
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
@@ -238,7 +259,7 @@ def kda_prefill(
         sequence covers are written 0.
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
-    schedule : Config, FusedConfig or Mapping, optional
+    schedule : Config, FusedConfig, ByShape or Mapping, optional
         Which kernel; :data:`DEFAULT` if absent.  Split schedules decline ``l2norm``, more value
         heads than heads, and tensors that are not contiguous.
     scale : float, optional
@@ -288,16 +309,22 @@ def kda_prefill(
     """
     if torch.compiler.is_compiling():
         from .untraced import prefill as run
-    else:
-        if stream is None and not validate:
-            results = recall(
-                prepare, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale,
-                gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
-            )  # fmt: skip
-            if results is not None:
-                return results
-        run = _prefill
-    return run(
+
+        return run(
+            q, k, v, g, beta, cu_seqlens, initial_state, schedule=schedule, scale=scale,
+            stream=stream, validate=validate, gate=gate, lower_bound=lower_bound, A_log=A_log,
+            dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm, out=out,
+            final_state=final_state,
+        )  # fmt: skip
+    if stream is None and not validate:
+        results = recall(
+            DEFAULT if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
+            initial_state, scale, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out,
+            final_state,
+        )  # fmt: skip
+        if results is not None:
+            return results
+    return _prefill(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
         lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
     )  # fmt: skip
@@ -308,10 +335,13 @@ def _prefill(
     lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
 ):  # fmt: skip
     """:func:`kda_prefill`, all arguments given; everything is checked."""
-    config = DEFAULT if schedule is None else schedule_of(schedule)
+    if isinstance(schedule, ByShape):
+        config = schedule.choose(q, v, cu_seqlens)
+    else:
+        config = schedule_of(schedule)
+    in_place = isinstance(config, Config) and config.segments == 1
     options = check(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state,
-        isinstance(config, Config) and config.segments == 1,
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, in_place,
         gate=gate, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
         beta_logits=beta_logits, l2norm=l2norm,
     )  # fmt: skip
@@ -328,13 +358,20 @@ def _prefill(
     else:
         with context:
             results = _call(*call)
-    if schedule is None or schedule is config:
-        key = key_of(
-            q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log,
-            dt_bias, beta_logits, l2norm, final_state,
-        )  # fmt: skip
-        remember(key, config, options)
+    if isinstance(schedule, Mapping) or (cu_seqlens is None and isinstance(config, Config)):
+        return results  # a mapping may change, and the others do not reach the kernels as they are
+    kind = Kind(options.compact, in_place, _again(config, initial_state is not None, options))
+    remember(
+        kind, config, config if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
+        initial_state, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+    )  # fmt: skip
     return results
+
+
+def _again(config, with_state, options):
+    """:func:`prepare` for calls of one kind, whose function is looked up once."""
+    function = functools.lru_cache(maxsize=1)(lambda: compiled(config, with_state, options))
+    return lambda v, cu_seqlens: prepare(config, v, cu_seqlens, None, options, function())
 
 
 def _call(

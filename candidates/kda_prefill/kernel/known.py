@@ -1,10 +1,16 @@
 """Calls like one before: what was checked of that one need not be checked again.
 
 The checks of :mod:`.arguments` take longer than a launch.  Most of them are made once more by the
-compiled function, in no time: dtypes, ranks, sizes that must agree, devices, strides, alignment.
+compiled function, in no time: dtypes, ranks, sizes that must agree, devices, alignment, and of
+strides those that are no product of sizes.
 So a call that differs from one before in nothing that decides how it is served, or that the
 function cannot see, goes to the function at once; if that declines, the call takes the long way,
 on which what is wrong is named.
+
+To look at a tensor from Python costs more than all that the function does with it, so that a known
+call looks at little: its key is made of numbers and flags, the shape of v and the number of
+offsets.  Dtypes are left to the function as long as calls of that kind had but one form; from then
+on they are part of the key, as strides are where tensors are not contiguous.
 """
 
 from __future__ import annotations
@@ -16,68 +22,79 @@ from typing import Any
 import torch
 
 from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.options import Options
 
 from .arguments import check_overlap, finite
-from .config import Config, FusedConfig
 
-__all__ = ["DEFAULT_SCALE", "Known", "key_of", "new", "recall", "remember"]
+__all__ = ["DEFAULT_SCALE", "ByShape", "Kind", "new", "recall", "remember"]
 
 DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
 
-_CALLS = 512  # kinds of calls that are remembered
-_SHAPES = 64  # of each of them, shapes for which all but the arguments is kept
-_KNOWN: dict[tuple[Any, ...], Known] = {}
-"""By :func:`key_of`; emptied when there are too many."""
+_CALLS = 4096  # kinds of calls, and calls prepared for a shape, that are remembered together
+_FORMS = 64  # of one kind, forms of its tensors
+_KNOWN: dict[tuple[Any, ...], Any] = {}
+"""By key: of a kind, its forms, each with its :class:`Kind`; of a shape, the :class:`_Call`.
+Emptied when there are too many."""
+
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""torch's own, which need not see to it that CUDA is initialised: there are tensors on a device."""
 
 
-class Known:
-    """A kind of calls: the kernel, calls prepared for some shapes, and where tensors lay when
-    outputs were last given.
+class ByShape:
+    """A schedule that shapes decide.
 
     Parameters
     ----------
-    config : Config or FusedConfig
-    options : Options
+    choose : callable
+        Gives a configuration for ``(q, v, cu_seqlens)``; looks at their shapes alone.
     """
 
-    __slots__ = ("config", "options", "places", "prepared")
+    __slots__ = ("choose",)
 
-    def __init__(self, config: Config | FusedConfig, options: Options) -> None:
-        self.config, self.options = config, options
-        self.prepared: dict[tuple[int, torch.Size], Callable[..., None]] = {}
-        self.places: tuple[Any, ...] = ()
+    def __init__(self, choose: Callable[[Any, Any, Any], Any]) -> None:
+        self.choose = choose
 
 
-def key_of(
-    q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log, dt_bias,
-    beta_logits, l2norm, final_state,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Whatever of a call decides which function serves it, or is nothing that it can check."""
-    layout: Any = True
-    if not (
-        q.is_contiguous()
-        and k.is_contiguous()
-        and v.is_contiguous()
-        and g.is_contiguous()
-        and beta.is_contiguous()
-    ):
-        strides = q.stride(), k.stride(), v.stride(), g.stride(), beta.stride()
-        layout = q.shape[-2], v.shape[1:-1], strides
-    return (
-        schedule, gate, lower_bound, A_log is None, dt_bias is None, beta_logits, l2norm,
-        v.device, g.dtype, beta.dtype, layout,
-        cu_seqlens if cu_seqlens is None else cu_seqlens.dtype,
-        initial_state if initial_state is None else initial_state.dtype,
-        final_state if final_state is None or final_state is False else final_state.dtype,
+class Kind:
+    """What was found of a kind of calls when one of them was checked.
+
+    Parameters
+    ----------
+    compact : bool
+        Whether its function takes contiguous tensors alone, with equally many heads where it says
+        so.
+    in_place : bool
+        Whether final states may be written over initial ones.
+    prepare : callable
+        :func:`.entry.prepare` for calls of this kind: takes v and cu_seqlens, and gives what takes
+        tensors as :func:`.entry.launch` does, then A_log, dt_bias and lower_bound.
+    """
+
+    __slots__ = ("compact", "in_place", "prepare")
+
+    def __init__(
+        self, compact: bool, in_place: bool, prepare: Callable[[Any, Any], Callable[..., None]]
+    ) -> None:
+        self.compact, self.in_place, self.prepare = compact, in_place, prepare
+
+
+class _Call:
+    """A call of a kind, prepared for one shape.
+
+    ``places`` is where tensors lay when outputs were last given.
+    """
+
+    __slots__ = (
+        "N", "compact", "device", "forms", "heads", "in_place", "places", "run", "schedule",
     )  # fmt: skip
 
-
-def remember(key: tuple[Any, ...], config: Config | FusedConfig, options: Options) -> None:
-    """Know calls of this key from now on; one of them was checked and launched."""
-    if len(_KNOWN) >= _CALLS:
-        _KNOWN.clear()
-    _KNOWN[key] = Known(config, options)
+    def __init__(self, kind: Kind, forms: Any, schedule: Any, v: Any, cu_seqlens: Any) -> None:
+        # The key has the schedule's id, which is its own as long as it is held here.
+        self.schedule, self.forms = schedule, forms
+        self.device, self.heads = v.device, v.shape[-2]
+        self.N = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        self.compact, self.in_place = kind.compact, kind.in_place
+        self.run = kind.prepare(v, cu_seqlens)
+        self.places: tuple[Any, ...] = ()
 
 
 def new(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -86,91 +103,219 @@ def new(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def recall(
-    prepare, on_stream, q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, gate,
-    lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
+    schedule, grouped, q, k, v, g, beta, cu_seqlens, initial_state, scale, gate, lower_bound,
+    A_log, dt_bias, beta_logits, l2norm, out, final_state,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:  # fmt: skip
     """The results of a call of a known kind, or None where it has to be checked.
 
     Parameters
     ----------
-    prepare : callable
-        :func:`.entry.prepare`.
-    on_stream : callable
-        Gives None for ``(None, device)`` where that device is the current one.
+    schedule : Config, FusedConfig or ByShape
+        Of others nothing is known.
+    grouped : bool
+        Whether contiguous tensors may have more value heads than heads.
     others
         As for :func:`.entry.kda_prefill`, on the current stream.
     """
     try:
-        key = key_of(
-            q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log,
-            dt_bias, beta_logits, l2norm, final_state,
-        )  # fmt: skip
-        known = _KNOWN.get(key)
-        if known is None or on_stream(None, v.device) is not None:
-            return None
-        shape = v.shape
-        N = shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        call = known.prepared.get((N, shape))
-        if call is None:
-            if N < 1 or 0 in shape or (cu_seqlens is None and isinstance(known.config, Config)):
-                return None
-            call = prepare(known.config, v, cu_seqlens, initial_state, known.options)
-            if len(known.prepared) >= _SHAPES:
-                known.prepared.clear()
-            known.prepared[N, shape] = call
-        grad = torch.is_grad_enabled()
-        if (
-            q.is_neg()
-            or k.is_neg()
-            or v.is_neg()
-            or g.is_neg()
-            or beta.is_neg()
-            or (
-                grad
-                and (
-                    q.requires_grad
-                    or k.requires_grad
-                    or v.requires_grad
-                    or g.requires_grad
-                    or beta.requires_grad
-                )
-            )
+        # A number that equals a flag is refused.
+        if (l2norm is not False and l2norm is not True) or (
+            beta_logits is not False and beta_logits is not True
         ):
             return None
-        for x in (cu_seqlens, initial_state, A_log, dt_bias, out, final_state):
-            if x is None or x is False:
-                continue
-            if x.is_neg() or (grad and x.requires_grad):
-                return None
-        if initial_state is not None and initial_state.shape[0] != N:
+        device = v.get_device()
+        key = (
+            id(schedule), gate, lower_bound, beta_logits, l2norm, A_log is None, dt_bias is None,
+            initial_state is None,
+            final_state if final_state is None or final_state is False else True,
+            device, q.shape if grouped else None, v.shape,
+            None if cu_seqlens is None else cu_seqlens.numel(),
+        )  # fmt: skip
+        contiguous = (
+            q.is_contiguous()
+            and k.is_contiguous()
+            and v.is_contiguous()
+            and g.is_contiguous()
+            and beta.is_contiguous()
+        )
+        call = _KNOWN.get(key) if contiguous else None
+        if call is None or len(call.forms) > 1:
+            form = _form(
+                grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state
+            )
+            call = _KNOWN.get((key, form))
+            if call is None:
+                if q.shape[:-2] != v.shape[:-2]:
+                    return None
+                config = schedule
+                if isinstance(schedule, ByShape):
+                    config = schedule.choose(q, v, cu_seqlens)
+                kind = _kind(
+                    config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate,
+                    lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+                )  # fmt: skip
+                call = _prepared(key, kind, form, schedule, v, cu_seqlens)
+                if call is None:
+                    return None
+        # The tensors' device decides, not the current one.
+        if device != current_device():
             return None
-        given = out is not None or (final_state is not None and final_state is not False)
+        if q.is_neg() or k.is_neg() or v.is_neg() or g.is_neg() or beta.is_neg():
+            return None
+        grad = torch.is_grad_enabled()
+        if grad and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or g.requires_grad
+            or beta.requires_grad
+        ):
+            return None
+        if cu_seqlens is not None and cu_seqlens.is_neg():
+            return None
+        if A_log is not None and (A_log.is_neg() or (grad and A_log.requires_grad)):
+            return None
+        if dt_bias is not None and (dt_bias.is_neg() or (grad and dt_bias.requires_grad)):
+            return None
+        if initial_state is not None and (
+            initial_state.is_neg()
+            or (grad and initial_state.requires_grad)
+            or initial_state.shape[0] != call.N
+            or not initial_state.is_contiguous()
+        ):
+            return None
+        places = None
+        if out is not None or (final_state is not None and final_state is not False):
+            if out is not None and (
+                out.is_neg() or (grad and out.requires_grad) or not out.is_contiguous()
+            ):
+                return None
+            given = None if final_state is False else final_state
+            if given is not None and (
+                given.is_neg()
+                or (grad and given.requires_grad)
+                or given.shape[0] != call.N
+                or not given.is_contiguous()
+            ):
+                return None
+            places = (
+                q.data_ptr(), k.data_ptr(), v.data_ptr(), g.data_ptr(), beta.data_ptr(),
+                None if cu_seqlens is None else cu_seqlens.data_ptr(),
+                None if A_log is None else A_log.data_ptr(),
+                None if dt_bias is None else dt_bias.data_ptr(),
+                None if initial_state is None else initial_state.data_ptr(),
+                None if out is None else out.data_ptr(),
+                None if given is None else given.data_ptr(),
+            )  # fmt: skip
+            if places != call.places:
+                check_overlap(
+                    (q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, given),
+                    call.in_place,
+                    places,
+                )
         if out is None:
-            if known.options.compact:
+            if call.compact:
                 out = torch.empty_like(v)
             else:
-                out = new(shape, v, torch.bfloat16)
+                out = torch.empty_like(v, memory_format=torch.contiguous_format)
         if final_state is None:
             if initial_state is not None and initial_state.dtype is torch.float32:
                 final_state = torch.empty_like(initial_state)
-            else:
-                final_state = new((N, shape[-2], HEAD, HEAD), v, torch.float32)
+            else:  # sizes one by one: of a tuple, torch takes longer to read them
+                final_state = torch.empty(
+                    call.N, call.heads, HEAD, HEAD, dtype=torch.float32, device=call.device
+                )
         elif final_state is False:
             final_state = None
-        elif final_state.shape[0] != N:
-            return None
-        if given:
-            tensors = q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, final_state
-            places = (shape, N, *[x if x is None else x.data_ptr() for x in tensors])
-            if places != known.places:
-                config = known.config
-                check_overlap(tensors, isinstance(config, Config) and config.segments == 1)
-                known.places = places
-        call(
+        call.run(
             q, k, v, g, beta, cu_seqlens, initial_state,
             DEFAULT_SCALE if scale is None else finite("scale", scale), out, final_state,
-            A_log, dt_bias, lower_bound if lower_bound is None else float(lower_bound),
+            A_log, dt_bias, None if lower_bound is None else float(lower_bound),
         )  # fmt: skip
+        if places is not None:
+            # Not before: sizes and strides have now been seen to be those of the kind.
+            call.places = places
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     return out, final_state
+
+
+def remember(
+    kind: Kind, config, schedule, grouped, q, k, v, g, beta, cu_seqlens, initial_state, gate,
+    lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+) -> None:  # fmt: skip
+    """Know calls like this one from now on; it was checked and launched.
+
+    Parameters
+    ----------
+    kind : Kind
+    config : Config or FusedConfig
+        What ``schedule`` is or gave.
+    others
+        As for :func:`recall`.
+    """
+    contiguous = all(x.is_contiguous() for x in (q, k, v, g, beta))
+    key = _kind(
+        config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate, lower_bound, A_log,
+        dt_bias, beta_logits, l2norm, final_state,
+    )  # fmt: skip
+    if len(_KNOWN) >= _CALLS:
+        _KNOWN.clear()
+    forms = _KNOWN.setdefault(key, {})
+    if len(forms) >= _FORMS:
+        forms.clear()
+    form = _form(grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state)
+    forms[form] = kind
+
+
+def _kind(
+    config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate, lower_bound, A_log,
+    dt_bias, beta_logits, l2norm, final_state,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Key of a kind of calls of any length: what decides how a call is served, dtypes and strides
+    aside, or is nothing that its function can check.
+
+    What was checked before a schedule was asked for by shape is known of the calls of that
+    schedule alone.
+    """
+    return (
+        schedule if isinstance(schedule, ByShape) else None, config, gate, lower_bound,
+        beta_logits, l2norm, A_log is None, dt_bias is None, initial_state is None,
+        final_state if final_state is None or final_state is False else True,
+        v.device, q.shape[-2], v.shape[-2], contiguous, cu_seqlens is None,
+        # Which strides are served depends on sizes in a batch.
+        None if contiguous or cu_seqlens is not None else v.shape,
+    )  # fmt: skip
+
+
+def _prepared(key, kind, form, schedule, v, cu_seqlens) -> _Call | None:
+    """The call of a known kind for a shape that is new; None if there is no such kind."""
+    forms: dict[tuple[Any, ...], Kind] = _KNOWN.get(kind, {})
+    known = forms.get(form)
+    if known is None or 0 in v.shape:  # without rows nothing is launched
+        return None
+    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2):
+        return None
+    if len(_KNOWN) >= _CALLS:
+        _KNOWN.clear()
+        return None
+    call = _Call(known, forms, schedule, v, cu_seqlens)
+    # Other dtypes, of which nothing is known yet, the function declines.
+    _KNOWN[key if form[0] is None and len(forms) == 1 else (key, form)] = call
+    return call
+
+
+def _form(
+    grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state
+) -> tuple[Any, ...]:
+    """What a compiled function sees of a call, and another one serves."""
+    dtypes = (
+        g.dtype, beta.dtype,
+        None if cu_seqlens is None else cu_seqlens.dtype,
+        None if initial_state is None else initial_state.dtype,
+        None if final_state is None or final_state is False else final_state.dtype,
+    )  # fmt: skip
+    if not contiguous:
+        strides = q.stride(), k.stride(), v.stride(), g.stride(), beta.stride()
+        return q.shape[-2], *strides, *dtypes
+    return None if grouped or q.shape[-2] == v.shape[-2] else q.shape[-2], *dtypes
