@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from candidates._delta_rule.kernel import known
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import Options
 from candidates._delta_rule.kernel.pieces import Scratch
-from candidates.kda_prefill.kernel import arguments, entry, known
+from candidates.kda_prefill.kernel import arguments, entry
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
 
 CONFIG = Config(bt=32, anchor="mid")
@@ -45,8 +46,8 @@ def launched(monkeypatch):
     monkeypatch.setattr(known, "_KNOWN", {})
     monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
-    monkeypatch.setattr(entry, "_sms", lambda device: 132)
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "sms", lambda device: 132)
     return calls
 
 
@@ -734,7 +735,7 @@ def test_another_device_than_the_current_one_takes_the_long_way(launched, monkey
     for _ in range(2):
         kda_prefill(**x)
     seen = []
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: seen.append(device))
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: seen.append(device))
     kda_prefill(**x)
     assert seen == []
     monkeypatch.setattr(known, "current_device", lambda: 1)
@@ -884,7 +885,7 @@ def test_validate_accepts_empty_sequences_and_declines_in_a_capture(launched, mo
 )
 def test_a_stream_that_is_none_is_refused(stream, error, message):
     with pytest.raises(error, match=message):
-        entry._on_stream(stream, torch.device("cuda", 0))
+        entry.on_stream(stream, torch.device("cuda", 0))
 
 
 def test_a_compiled_entry_point_runs_eagerly(launched):

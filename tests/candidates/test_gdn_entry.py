@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from candidates._delta_rule.kernel import known
 from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill.kernel import arguments, entry, launch
 from candidates.gdn_prefill.kernel.entry import (
@@ -21,7 +22,6 @@ from candidates.gdn_prefill.kernel.entry import (
     workspace,
 )
 from candidates.gdn_prefill.space import GdnSchedule
-from candidates.kda_prefill.kernel import known
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(known, "_KNOWN", {})
     monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
-    monkeypatch.setattr(entry, "_sms", lambda device: 132)
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "sms", lambda device: 132)
     return calls
 
 

@@ -214,7 +214,7 @@ def test_the_engine_checks_builds_and_executes_on_the_stream_it_is_given(
     kernel = sys.modules["vendored_for_fla"]
     seen = []
     entry = sys.modules["vendored_for_fla.kernel.entry"]
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: seen.append(stream))
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: seen.append(stream))
     node, pack = engine.KdaNode(scale=0.5), engine.example(60, device="cpu")
     assert engine.check_support(kernel, node, pack) == ""
     assert seen == []

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.calls import on_stream, sms, split_scratch, without_rows
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.known import (
+    DEFAULT_SCALE,
+    ByShape,
+    Kind,
+    new,
+    recall,
+    remember,
+)
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
 from candidates.gdn_prefill.kernel import arguments
@@ -26,20 +35,6 @@ from candidates.gdn_prefill.kernel.config import (
     FusedConfig,
     schedule_of,
     workspace,
-)
-from candidates.kda_prefill.kernel.entry import (
-    _on_stream,
-    _sms,
-    _split_scratch,
-    _without_rows,
-)
-from candidates.kda_prefill.kernel.known import (
-    DEFAULT_SCALE,
-    ByShape,
-    Kind,
-    new,
-    recall,
-    remember,
 )
 
 __all__ = [
@@ -150,11 +145,11 @@ def prepare(
     T, HV, _ = v.shape
     N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or HV == 0:  # a grid of no blocks cannot be launched
-        return _without_rows
+        return without_rows
     if function is None:
         function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        pieces = config.pieces(T, N, HV, _sms(v.device))
+        pieces = config.pieces(T, N, HV, sms(v.device))
         words = Scratch(N * HV * pieces).words(T, HV) if pieces > 1 else 1
         if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
             words = pieces = 1
@@ -165,7 +160,7 @@ def prepare(
 
 def _split_call(function, scratch, device):
     """What allocates scratch and launches."""
-    allocate = _split_scratch(scratch, device)
+    allocate = split_scratch(scratch, device)
 
     def call(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
@@ -319,7 +314,7 @@ def _prefill(
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
         final_state, A_log, dt_bias,
     )  # fmt: skip
-    context = _on_stream(stream, q.device)
+    context = on_stream(stream, q.device)
     if context is None:
         results = _call(*call)
     else:

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.calls import on_stream, sms, split_scratch, without_rows
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.known import DEFAULT_SCALE, ByShape, Kind, new, recall, remember
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch, pieces_of
 
 from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
-from .known import DEFAULT_SCALE, ByShape, Kind, new, recall, remember
 
 __all__ = [
     "DEFAULT",
@@ -134,11 +135,11 @@ def prepare(
         T, H, _ = v.shape
         N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or H == 0:  # a grid of no blocks cannot be launched
-        return _without_rows
+        return without_rows
     if function is None:
         function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        pieces = pieces_of(config.waves, N, H, _sms(v.device))
+        pieces = pieces_of(config.waves, N, H, sms(v.device))
         rows = T if cu_seqlens is not None else N * T
         words = Scratch(N * H * pieces).words(rows, H) if pieces > 1 else 1
         if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
@@ -148,26 +149,8 @@ def prepare(
     return _split_call(function, scratch, v.device)
 
 
-@functools.lru_cache(maxsize=64)
-def _sms(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _without_rows(
-    q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, *_
-) -> None:  # fmt: skip
-    """No row belongs to a sequence: outputs are zero, states stay as they are."""
-    out.zero_()
-    if final_state is None:
-        return
-    if initial_state is None:
-        final_state.zero_()
-    elif initial_state.data_ptr() != final_state.data_ptr():
-        final_state.copy_(initial_state)
-
-
 def _fused_call(function, words, pieces, device):
-    """What allocates scratch and launches; see :func:`_split_scratch`."""
+    """What allocates scratch and launches; see :func:`split_scratch`."""
 
     def call(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
@@ -184,7 +167,7 @@ def _fused_call(function, words, pieces, device):
 
 def _split_call(function, scratch, device):
     """What allocates scratch and launches."""
-    allocate = _split_scratch(scratch, device)
+    allocate = split_scratch(scratch, device)
 
     def call(
         q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
@@ -197,23 +180,6 @@ def _split_call(function, scratch, device):
         )  # fmt: skip
 
     return call
-
-
-def _split_scratch(scratch, device):
-    """What allocates images, and boundaries or None.
-
-    They belong to one call: they come from torch's allocator, which gives them to a later call of
-    the same stream only, so that calls in flight on two streams never share them.
-    """
-    ((slots, heads, elements), dtype), *others = scratch
-
-    def allocate():
-        boundaries = None
-        for shape, kind in others:
-            boundaries = torch.empty(shape, dtype=kind, device=device)
-        return torch.empty(slots, heads, elements, dtype=dtype, device=device), boundaries
-
-    return allocate
 
 
 def kda_prefill(
@@ -352,7 +318,7 @@ def _prefill(
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
         final_state, A_log, dt_bias, None if lower_bound is None else float(lower_bound),
     )  # fmt: skip
-    context = _on_stream(stream, q.device)
+    context = on_stream(stream, q.device)
     if context is None:
         results = _call(*call)
     else:
@@ -399,27 +365,3 @@ def _call(
         A_log, dt_bias, lower_bound,
     )  # fmt: skip
     return out, final_state
-
-
-def _on_stream(stream, device):
-    """Context that makes the wanted stream and the tensors' device current, or None if they are."""
-    if stream is None:
-        # The tensors' device decides, not the current one.
-        return None if device.index == torch.cuda.current_device() else torch.cuda.device(device)
-    if isinstance(stream, bool) or not isinstance(stream, (int, torch.cuda.Stream)):
-        raise TypeError(
-            f"stream must be a torch.cuda.Stream, an integer handle or None, "
-            f"not {type(stream).__name__}"
-        )
-    if isinstance(stream, int):
-        if stream < 0:
-            raise ValueError(f"stream={stream} is no stream handle")
-        # Handle 0 is the default stream, not "none given".
-        stream = (
-            torch.cuda.ExternalStream(stream, device=device)
-            if stream
-            else torch.cuda.default_stream(device)
-        )
-    if stream.device != device:
-        raise ValueError(f"stream is on {stream.device}, q on {device}; use a stream of q's device")
-    return torch.cuda.stream(stream)

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.arguments import check_overlap, finite
 from candidates._delta_rule.kernel.image import HEAD
-
-from .arguments import check_overlap, finite
 
 __all__ = ["DEFAULT_SCALE", "ByShape", "Kind", "new", "recall", "remember"]
 
@@ -65,8 +64,8 @@ class Kind:
     in_place : bool
         Whether final states may be written over initial ones.
     prepare : callable
-        :func:`.entry.prepare` for calls of this kind: takes v and cu_seqlens, and gives what takes
-        tensors as :func:`.entry.launch` does, then A_log, dt_bias and lower_bound.
+        What an entry point prepares calls of this kind with: takes v and cu_seqlens, and gives what
+        takes tensors as its ``launch`` does, then A_log, dt_bias and lower_bound.
     """
 
     __slots__ = ("compact", "in_place", "prepare")
@@ -115,7 +114,7 @@ def recall(
     grouped : bool
         Whether contiguous tensors may have more value heads than heads.
     others
-        As for :func:`.entry.kda_prefill`, on the current stream.
+        As for an entry point, on the current stream.
     """
     try:
         # A number that equals a flag is refused.
