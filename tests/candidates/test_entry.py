@@ -896,3 +896,12 @@ def test_a_compiled_entry_point_runs_eagerly(launched):
     step = torch.compile(lambda **kw: kda_prefill(**kw, schedule=CONFIG)[0] + 1, backend="eager")
     assert torch.all(step(**x) == 2)
     assert len(launched) == 1
+
+
+def test_a_call_of_a_compiled_program_is_not_checked_again_either(launched, monkeypatch):
+    x = tensors()
+    step = torch.compile(lambda **kw: kda_prefill(**kw)[0] + 1, backend="eager")
+    step(**x)
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    assert torch.all(step(**x) == 2)
+    assert len(launched) == 2
