@@ -44,6 +44,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
     monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
@@ -569,6 +570,7 @@ def test_slices_are_known_by_their_strides(launched):
 
 @pytest.mark.parametrize("bound", [2, 3, 7])
 def test_what_is_known_is_bounded_and_calls_are_served_all_the_same(launched, monkeypatch, bound):
+    monkeypatch.setattr(known, "_KINDS", bound)
     monkeypatch.setattr(known, "_CALLS", bound)
     monkeypatch.setattr(known, "_FORMS", 2)
     for H in range(1, 5):
@@ -585,7 +587,8 @@ def test_what_is_known_is_bounded_and_calls_are_served_all_the_same(launched, mo
                 _, _, args = launched.pop()
                 assert all(a is b for a, b in zip(args, given.values(), strict=False))
         assert len(known._KNOWN) <= bound
-        assert all(len(forms) <= 2 for forms in known._KNOWN.values() if isinstance(forms, dict))
+        assert len(known._PREPARED) <= bound
+        assert all(len(forms) <= 2 for forms in known._KNOWN.values())
 
 
 LAID_OUT_WITH_GAPS = {
@@ -767,7 +770,8 @@ def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):
 
 
 def test_threads_that_call_at_once_are_each_served_as_alone(launched, monkeypatch):
-    monkeypatch.setattr(known, "_CALLS", 5)
+    for bound in ("_KINDS", "_FORMS", "_CALLS"):
+        monkeypatch.setattr(known, bound, 2)
     makes = [lambda T=T, n=n: {**tensors(T), **n} for T in (17, 18, 19)
              for n in ({}, {"final_state": False}, {"l2norm": True})]  # fmt: skip
 
@@ -893,3 +897,12 @@ def test_a_compiled_entry_point_runs_eagerly(launched):
     step = torch.compile(lambda **kw: kda_prefill(**kw, schedule=CONFIG)[0] + 1, backend="eager")
     assert torch.all(step(**x) == 2)
     assert len(launched) == 1
+
+
+def test_a_call_of_a_compiled_program_is_not_checked_again_either(launched, monkeypatch):
+    x = tensors()
+    step = torch.compile(lambda **kw: kda_prefill(**kw)[0] + 1, backend="eager")
+    step(**x)
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    assert torch.all(step(**x) == 2)
+    assert len(launched) == 2

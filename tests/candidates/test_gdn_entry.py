@@ -31,6 +31,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compiled(config: Config, with_state: bool, options: Options) -> Any:
         def function(*args: Any) -> None:
+            forms = (
+                (3, options.gate_dtype), (4, options.beta_dtype), (5, options.offsets),
+                (6, options.initial_state if with_state else None), (8, options.final_state),
+            )  # fmt: skip
+            for i, name in forms:  # as TVM-FFI does before a launch
+                x = args[i]
+                if name != (None if x is None else str(x.dtype).removeprefix("torch.")):
+                    raise TypeError(f"argument #{i}: mismatched type")
             calls.append((config, with_state, options, args))
             args[7].fill_(1.0)
             if args[8] is not None:
@@ -40,6 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
     monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
     monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)

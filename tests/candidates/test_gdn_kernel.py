@@ -262,6 +262,7 @@ def prefill(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
     monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", interpreted)
     monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)

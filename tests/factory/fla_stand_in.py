@@ -72,7 +72,7 @@ def vendored(
         ):
             patched.setattr(importlib.import_module(f"{package}.{name}"), attribute, value)
         known = sys.modules[entry.recall.__module__]
-        patched.setattr(known, "current_device", lambda: -1)
+        patched.setattr(known, "current_device", (-1).__index__)
         if hasattr(entry, "sms"):
             patched.setattr(entry, "sms", lambda device: 132)
         assert Path(str(backend.__file__)).parent == base / package

@@ -247,6 +247,7 @@ def test_what_is_compiled_ahead_is_what_fla_asks_for_and_then_calls(
     monkeypatch.setattr(entry, "compiled", looked_up)
     known = importlib.import_module(f"{package}.delta_rule.known")
     monkeypatch.setattr(known, "_KNOWN", {})  # calls of other tests, whose kernels are at hand
+    monkeypatch.setattr(known, "_PREPARED", {})
     for x in (call(), raw()):
         x["output_final_state"] = final
         given = x["initial_state"]

@@ -28,10 +28,13 @@ __all__ = ["DEFAULT_SCALE", "ByShape", "Kind", "new", "recall", "remember"]
 
 DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
 
-_CALLS = 4096  # kinds of calls, and calls prepared for a shape, that are remembered together
-_FORMS = 64  # of one kind, forms of its tensors
-_KNOWN: dict[tuple[Any, ...], Any] = {}
-"""By key: of a kind, its forms, each with its :class:`Kind`; of a shape, the :class:`_Call`.
+_KINDS = 512  # kinds of calls that are remembered
+_FORMS = 64  # of each of them, forms of its tensors
+_CALLS = 512  # calls, each prepared for one shape
+_KNOWN: dict[tuple[Any, ...], dict[tuple[Any, ...], Kind]] = {}
+"""By key of the kind, and by form.  Emptied when there are too many."""
+_PREPARED: dict[tuple[Any, ...], Any] = {}
+"""By key of the call, or by that and its form, where :class:`_Apart` stands in place of the call.
 Emptied when there are too many."""
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -79,21 +82,23 @@ class Kind:
 class _Call:
     """A call of a kind, prepared for one shape.
 
-    ``places`` is where tensors lay when outputs were last given.
+    ``forms`` are those known of the kind, and ``places`` is where tensors lay when outputs were
+    last given.
     """
 
-    __slots__ = (
-        "N", "compact", "device", "forms", "heads", "in_place", "places", "run", "schedule",
-    )  # fmt: skip
+    __slots__ = ("N", "device", "forms", "heads", "kind", "places", "run", "schedule")
 
-    def __init__(self, kind: Kind, forms: Any, schedule: Any, v: Any, cu_seqlens: Any) -> None:
+    def __init__(self, kind: Kind, forms: Any, schedule: Any, N: int, heads: int, v, cu_seqlens):
         # The key has the schedule's id, which is its own as long as it is held here.
-        self.schedule, self.forms = schedule, forms
-        self.device, self.heads = v.device, v.shape[-2]
-        self.N = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        self.compact, self.in_place = kind.compact, kind.in_place
+        self.schedule, self.kind, self.forms, self.places = schedule, kind, forms, ()
+        self.N, self.heads, self.device = N, heads, v.device
         self.run = kind.prepare(v, cu_seqlens)
-        self.places: tuple[Any, ...] = ()
+
+
+class _Apart:
+    """In place of a call: its key does not tell it from calls of another form."""
+
+    forms = (None, None)
 
 
 def new(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -122,12 +127,12 @@ def recall(
             beta_logits is not False and beta_logits is not True
         ):
             return None
-        device = v.get_device()
+        device, shape = v.get_device(), v.shape
         key = (
             id(schedule), gate, lower_bound, beta_logits, l2norm, A_log is None, dt_bias is None,
             initial_state is None,
             final_state if final_state is None or final_state is False else True,
-            device, q.shape if grouped else None, v.shape,
+            device, q.shape if grouped else None, shape,
             None if cu_seqlens is None else cu_seqlens.numel(),
         )  # fmt: skip
         contiguous = (
@@ -137,25 +142,15 @@ def recall(
             and g.is_contiguous()
             and beta.is_contiguous()
         )
-        call = _KNOWN.get(key) if contiguous else None
+        call = _PREPARED.get(key) if contiguous else None
         if call is None or len(call.forms) > 1:
-            form = _form(
-                grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state
-            )
-            call = _KNOWN.get((key, form))
+            call = _by_form(
+                key, call is None and contiguous, shape, schedule, grouped, contiguous, q, k, v, g,
+                beta, cu_seqlens, initial_state, gate, lower_bound, A_log, dt_bias, beta_logits,
+                l2norm, final_state,
+            )  # fmt: skip
             if call is None:
-                if q.shape[:-2] != v.shape[:-2]:
-                    return None
-                config = schedule
-                if isinstance(schedule, ByShape):
-                    config = schedule.choose(q, v, cu_seqlens)
-                kind = _kind(
-                    config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate,
-                    lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
-                )  # fmt: skip
-                call = _prepared(key, kind, form, schedule, v, cu_seqlens)
-                if call is None:
-                    return None
+                return None
         # The tensors' device decides, not the current one.
         if device != current_device():
             return None
@@ -209,11 +204,11 @@ def recall(
             if places != call.places:
                 check_overlap(
                     (q, k, v, g, beta, cu_seqlens, A_log, dt_bias, initial_state, out, given),
-                    call.in_place,
+                    call.kind.in_place,
                     places,
                 )
         if out is None:
-            if call.compact:
+            if call.kind.compact:
                 out = torch.empty_like(v)
             else:
                 out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -255,11 +250,12 @@ def remember(
     """
     contiguous = all(x.is_contiguous() for x in (q, k, v, g, beta))
     key = _kind(
-        config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate, lower_bound, A_log,
-        dt_bias, beta_logits, l2norm, final_state,
+        config, schedule, contiguous, q.shape, v.shape, v, cu_seqlens, initial_state, gate,
+        lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
     )  # fmt: skip
-    if len(_KNOWN) >= _CALLS:
+    if len(_KNOWN) >= _KINDS:
         _KNOWN.clear()
+        _PREPARED.clear()  # whose forms would be told of no others
     forms = _KNOWN.setdefault(key, {})
     if len(forms) >= _FORMS:
         forms.clear()
@@ -268,8 +264,8 @@ def remember(
 
 
 def _kind(
-    config, schedule, contiguous, q, v, cu_seqlens, initial_state, gate, lower_bound, A_log,
-    dt_bias, beta_logits, l2norm, final_state,
+    config, schedule, contiguous, key_shape, shape, v, cu_seqlens, initial_state, gate,
+    lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Key of a kind of calls of any length: what decides how a call is served, dtypes and strides
     aside, or is nothing that its function can check.
@@ -281,26 +277,57 @@ def _kind(
         schedule if isinstance(schedule, ByShape) else None, config, gate, lower_bound,
         beta_logits, l2norm, A_log is None, dt_bias is None, initial_state is None,
         final_state if final_state is None or final_state is False else True,
-        v.device, q.shape[-2], v.shape[-2], contiguous, cu_seqlens is None,
+        v.get_device(), key_shape[-2], shape[-2], contiguous, cu_seqlens is None,
         # Which strides are served depends on sizes in a batch.
-        None if contiguous or cu_seqlens is not None else v.shape,
+        None if contiguous or cu_seqlens is not None else shape,
     )  # fmt: skip
 
 
-def _prepared(key, kind, form, schedule, v, cu_seqlens) -> _Call | None:
-    """The call of a known kind for a shape that is new; None if there is no such kind."""
-    forms: dict[tuple[Any, ...], Kind] = _KNOWN.get(kind, {})
+def _by_form(
+    key, new_shape, shape, schedule, grouped, contiguous, q, k, v, g, beta, cu_seqlens,
+    initial_state, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+) -> _Call | None:  # fmt: skip
+    """The call of a key that does not suffice, or of a new shape; None if its kind is unknown."""
+    form = None
+    if not new_shape:
+        form = _form(grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state)
+        call: _Call | None = _PREPARED.get((key, form))
+        if call is not None:
+            return call
+    config, key_shape = schedule, q.shape
+    if isinstance(schedule, ByShape):
+        if key_shape != shape and key_shape[:-2] != shape[:-2]:
+            return None
+        config = schedule.choose(q, v, cu_seqlens)
+    kind = _kind(
+        config, schedule, contiguous, key_shape, shape, v, cu_seqlens, initial_state, gate,
+        lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+    )  # fmt: skip
+    forms = _KNOWN.get(kind, {})
+    if form is None:
+        if len(forms) == 1:
+            (form,) = forms  # its function declines another one
+        else:
+            form = _form(
+                grouped, contiguous, q, k, v, g, beta, cu_seqlens, initial_state, final_state
+            )
     known = forms.get(form)
-    if known is None or 0 in v.shape:  # without rows nothing is launched
+    if known is None or 0 in shape:  # without rows nothing is launched
         return None
-    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2):
-        return None
-    if len(_KNOWN) >= _CALLS:
-        _KNOWN.clear()
-        return None
-    call = _Call(known, forms, schedule, v, cu_seqlens)
-    # Other dtypes, of which nothing is known yet, the function declines.
-    _KNOWN[key if form[0] is None and len(forms) == 1 else (key, form)] = call
+    N = shape[0]
+    if cu_seqlens is not None:
+        N = cu_seqlens.numel() - 1
+        if N < 1 or cu_seqlens.dim() != 1:
+            return None
+    if len(_PREPARED) >= _CALLS - 1:
+        _PREPARED.clear()
+    call = _Call(known, forms, schedule, N, shape[-2], v, cu_seqlens)
+    if new_shape and form[0] is None and len(forms) == 1:
+        _PREPARED[key] = call
+    else:
+        if contiguous:
+            _PREPARED[key] = _Apart
+        _PREPARED[key, form] = call
     return call
 
 
