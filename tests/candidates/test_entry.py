@@ -461,6 +461,16 @@ REFUSED = {
         r"dt_bias must be \[3, 128\]",
     ),
     "l2norm as a number": (lambda x: {"l2norm": 1}, TypeError, "l2norm must be True or False"),
+    "validate": (
+        lambda x: {"validate": "no"},
+        TypeError,
+        "validate must be True or False, not 'no'",
+    ),
+    "validate as a number": (
+        lambda x: {"validate": 0},
+        TypeError,
+        "validate must be True or False, not 0",
+    ),
     "unknown schedule name": (
         lambda x: {"schedule": {"bt": 32, "anchor": "mid", "stage": 3}},
         ValueError,

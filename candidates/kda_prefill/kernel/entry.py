@@ -273,6 +273,8 @@ def kda_prefill(
     q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
     and tokens and heads a multiple of 16 bytes apart (beta: any steps).  There is no backward pass.
     """
+    if validate is not True and validate is not False:
+        raise TypeError(f"validate must be True or False, not {validate!r}")
     if torch.compiler.is_compiling():
         from .untraced import prefill as run
 
