@@ -68,8 +68,8 @@ FUSED_ABI = (
 )  # fmt: skip
 """The same for the fused kernel; pieces: a Python int of at least 1.
 
-scratch: fp32, of :class:`.fused_plan.Scratch`.  Where offsets are ``equal``, cu_seqlens is None
-and q, k, v, g, beta and o begin with ``[B, T]``.
+scratch: fp32, of :class:`candidates._delta_rule.kernel.pieces.Scratch`.  Where offsets are
+``equal``, cu_seqlens is None and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 
 
