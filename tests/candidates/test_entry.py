@@ -404,6 +404,16 @@ REFUSED = {
         TypeError,
         "final_state is float16",
     ),
+    "state out for another N": (
+        lambda x: {"final_state": states(N=3)},
+        ValueError,
+        "final_state must be",
+    ),
+    "offsets negated in a view": (
+        lambda x: {"cu_seqlens": torch._neg_view(x["cu_seqlens"])},
+        ValueError,
+        "cu_seqlens is a view that negates",
+    ),
     "scale is text": (lambda x: {"scale": "0.5"}, TypeError, "scale must be a number"),
     "scale is NaN": (lambda x: {"scale": math.nan}, ValueError, "scale is nan"),
     "scale beyond fp32": (lambda x: {"scale": 1e39}, ValueError, "finite in float32"),
