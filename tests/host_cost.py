@@ -57,6 +57,7 @@ def counted(call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, lis
         name: x.as_subclass(_Watched) if isinstance(x, torch.Tensor) else x
         for name, x in given.items()
     }
-    _Watched.seen = looks = []
+    looks: list[str] = []
+    _Watched.seen = looks
     call(**watched)
     return {"looks": looks, "frames": frames, "allocations": allocations}

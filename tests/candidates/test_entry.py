@@ -36,9 +36,9 @@ def launched(monkeypatch):
             check_like_a_compiled_function(options, with_state, args)
             calls.append((config, with_state, args))
             calls.forms.append(options)
-            args[7].fill_(1.0)
+            args[7].data.fill_(1.0)  # a kernel knows nothing of gradients
             if args[8] is not None:
-                args[8].fill_(2.0)
+                args[8].data.fill_(2.0)
 
         return function
 
@@ -405,6 +405,16 @@ REFUSED = {
         TypeError,
         "final_state is float16",
     ),
+    "state out for another N": (
+        lambda x: {"final_state": states(N=3)},
+        ValueError,
+        "final_state must be",
+    ),
+    "offsets negated in a view": (
+        lambda x: {"cu_seqlens": torch._neg_view(x["cu_seqlens"])},
+        ValueError,
+        "cu_seqlens is a view that negates",
+    ),
     "scale is text": (lambda x: {"scale": "0.5"}, TypeError, "scale must be a number"),
     "scale is NaN": (lambda x: {"scale": math.nan}, ValueError, "scale is nan"),
     "scale beyond fp32": (lambda x: {"scale": 1e39}, ValueError, "finite in float32"),
@@ -601,6 +611,18 @@ def test_what_is_known_is_bounded_and_calls_are_served_all_the_same(launched, mo
         assert all(len(forms) <= 2 for forms in known._KNOWN.values())
 
 
+def test_a_kind_that_was_forgotten_and_met_again_is_known_in_its_new_form(launched, monkeypatch):
+    monkeypatch.setattr(known, "_KINDS", 1)
+    x = tensors()
+    for _ in range(2):
+        kda_prefill(**x)
+    kda_prefill(**x, l2norm=True)
+    x["g"] = x["g"].bfloat16()
+    kda_prefill(**x)
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    kda_prefill(**x)
+
+
 LAID_OUT_WITH_GAPS = {
     "initial_state, heads of more": ("initial_state", lambda x: torch.cat([x, x], 1)[:, :3]),
     "initial_state, every second": ("initial_state", lambda x: x.repeat_interleave(2, 0)[::2]),
@@ -772,11 +794,12 @@ def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):
     for T in (37, 50):
         kda_prefill(**tensors(T), schedule=by_shape)
     assert asked == []
-    wrong = {**tensors(50), "q": tensors(37)["q"]}
-    with pytest.raises(ValueError, match="k must be"):
-        kda_prefill(**wrong, schedule=by_shape)
-    kda_prefill(**tensors(50), schedule=by_shape)
-    assert launched[-1][0] == DEFAULT
+    for T in (50, 60):  # where the wrong call is also the first of its length
+        wrong = {**tensors(T), "q": tensors(37)["q"]}
+        with pytest.raises(ValueError, match="k must be"):
+            kda_prefill(**wrong, schedule=by_shape)
+        kda_prefill(**tensors(T), schedule=by_shape)
+        assert launched[-1][0] == DEFAULT
 
 
 def test_threads_that_call_at_once_are_each_served_as_alone(launched, monkeypatch):
