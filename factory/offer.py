@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from candidates import Parameter, Schedule, Value
 
@@ -30,7 +29,9 @@ class Offer:
         self._place = {schedule: n for n, schedule in enumerate(self._all)}
         self._left = dict.fromkeys(self._all)
         """Of a large offer only what is left is looked at."""
-        self._codes = np.array([self._code(s.as_dict()) for s in self._all], dtype=np.int32)
+        codes = [self._code(s.as_dict()) for s in self._all]
+        # A row a knob: one pass is over all schedules, not over the few knobs of each.
+        self._codes = np.array(codes, dtype=np.int32).T.copy()
         self._is_left = np.ones(len(self._all), dtype=bool)
 
     def __contains__(self, schedule: Schedule) -> bool:
@@ -68,7 +69,8 @@ class Offer:
             Chance decides among those that are equally near: their order in the offer
             says nothing of their worth.
         """
-        distance = (self._codes != self._code(values)).sum(axis=1)
+        wanted = np.array(self._code(values), dtype=np.int32)
+        distance = (self._codes != wanted[:, np.newaxis]).sum(axis=0, dtype=np.int32)
         rng = random.Random(seed)
         found: list[Schedule] = []
         for step in range(len(self._numbers) + 1):
@@ -79,11 +81,5 @@ class Offer:
                 break
         return found
 
-    def _code(self, values: Mapping[str, Value]) -> NDArray[np.int32]:
-        return np.array(
-            [
-                numbers[values[name]] if name in values else _ABSENT
-                for name, numbers in self._numbers
-            ],
-            dtype=np.int32,
-        )
+    def _code(self, values: Mapping[str, Value]) -> list[int]:
+        return [numbers[values[n]] if n in values else _ABSENT for n, numbers in self._numbers]

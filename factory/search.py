@@ -23,6 +23,7 @@ What they needed on recordings is in docs/search.md.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -43,8 +44,8 @@ SamplerName = Literal["tpe", "gp", "random", "grid"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "random", "grid")
 
 _UNDER_WAY = 64
-"""Trials under way up to which `tpe` draws for each proposal; for each so many more a draw serves
-one proposal more.  What is under way delays what is learnt far more than that does."""
+"""Trials under way up to which `tpe` draws for each proposal; for each so many more at once a draw
+serves one proposal more.  What is under way delays what is learnt far more than that does."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class Search:
                 raise ValueError(f"{schedule} is not offered")
         self._open: dict[Schedule, None] = {}
         """Schedules under way, in the order of their proposals."""
+        self._most_open = 1
+        """That were under way at once.  Fewer are when a driver is late: it is not to draw more."""
         self._parzen = _new_parzen(self._parameters) if sampler == "tpe" else None
         self._ahead: deque[Schedule] = deque()
         """Proposals that a draw for several has left."""
@@ -181,7 +184,7 @@ class Search:
                 return self._take(schedule)
         seed = self._draw_seed()
         # As long as a draw is chance, neighbours of one place would be a poor beginning.
-        served = 1 + len(self._open) // _UNDER_WAY if self._parzen.fitted else 1
+        served = math.ceil(self._most_open / _UNDER_WAY) if self._parzen.fitted else 1
         self._ahead.extend(self._offer.nearest(self._parzen.draw(seed), served, seed))
         return self._take(self._ahead.popleft())
 
@@ -229,6 +232,7 @@ class Search:
         self._offer.take(schedule)
         self._proposals += 1
         self._open[schedule] = None
+        self._most_open = max(self._most_open, len(self._open))
         if self._parzen is not None:
             self._parzen.begin(schedule)
         return schedule
