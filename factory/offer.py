@@ -56,7 +56,9 @@ class Offer:
             del self._left[schedule]
             self._is_left[self._place[schedule]] = False
 
-    def nearest(self, values: Mapping[str, Value], count: int, seed: int) -> list[Schedule]:
+    def nearest(
+        self, values: Mapping[str, Value], count: int = 1, *, seed: int | None = None
+    ) -> list[Schedule]:
         """Those that are left and differ from ``values`` in the fewest knobs, the nearest first.
 
         Parameters
@@ -65,17 +67,18 @@ class Offer:
             Need not be a schedule; a parameter that is absent differs from one that is not.
         count : int
             So many, or all that are left.
-        seed : int
-            Chance decides among those that are equally near: their order in the offer
-            says nothing of their worth.
+        seed : int, optional
+            Of chance, which decides among those that are equally near; without it they
+            come in the order of the offer.
         """
         wanted = np.array(self._code(values), dtype=np.int32)
         distance = (self._codes != wanted[:, np.newaxis]).sum(axis=0, dtype=np.int32)
-        rng = random.Random(seed)
+        rng = None if seed is None else random.Random(seed)
         found: list[Schedule] = []
         for step in range(len(self._numbers) + 1):
             ring = np.flatnonzero(self._is_left & (distance == step)).tolist()
-            chosen = rng.sample(ring, min(len(ring), count - len(found)))
+            wanting = min(len(ring), count - len(found))
+            chosen = ring[:wanting] if rng is None else rng.sample(ring, wanting)
             found += [self._all[n] for n in chosen]
             if len(found) == count:
                 break

@@ -183,17 +183,18 @@ class Search:
             if (schedule := self._ahead.popleft()) in self._offer:
                 return self._take(schedule)
         seed = self._draw_seed()
-        # As long as a draw is chance, neighbours of one place would be a poor beginning.
+        # As long as a draw is chance, neighbours of one place would be a poor beginning; and in
+        # the order of the offer those that are equally near would lie to one side of it.
         served = math.ceil(self._most_open / _UNDER_WAY) if self._parzen.fitted else 1
-        self._ahead.extend(self._offer.nearest(self._parzen.draw(seed), served, seed))
+        self._ahead.extend(self._offer.nearest(self._parzen.draw(seed), served, seed=seed))
         return self._take(self._ahead.popleft())
 
     def _ask_gp(self) -> Schedule:
         from factory.gaussian import draw
 
-        seed = self._draw_seed()
-        wanted = draw(self._parameters, self._told, tuple(self._open), seed=seed)
-        return self._offer.nearest(wanted, 1, seed)[0]
+        running = tuple(self._open)
+        wanted = draw(self._parameters, self._told, running, seed=self._draw_seed())
+        return self._offer.nearest(wanted)[0]
 
     def take(self, schedule: Schedule) -> None:
         """Count a schedule as proposed without asking the sampler, for example to run it again.
