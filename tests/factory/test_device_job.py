@@ -228,6 +228,38 @@ def test_controls_are_read_before_between_and_after(tmp_path: Path) -> None:
     assert any(line.startswith("broken is left out: ") and "SIGABRT" in line for line in lines)
 
 
+def test_a_control_that_keeps_what_it_makes_of_few_inputs_is_timed_without_making_it(
+    tmp_path: Path,
+) -> None:
+    # Four workloads have three input sets each; of four sets it keeps what it made.
+    with start(tmp_path, baselines=(fakes.FakeBaseline(keeps=4),)) as job:
+        every = job.controls("before")
+    assert job.record.details["left_out"] == {}
+    assert {m.workload for m in every} == {"16", "33", "64", "128"}
+    assert {m.kernels for m in every if m.clock is Clock.GPU} == {("control_main",)}
+    per_call = {m.workload: set(m.samples_us) for m in every if m.clock is Clock.PER_CALL}
+    assert {w: len(seen) for w, seen in per_call.items()} == dict.fromkeys(per_call, 1)
+
+
+def test_a_control_that_tunes_itself_at_first_gets_all_its_samples(tmp_path: Path) -> None:
+    with start(tmp_path, baselines=(fakes.FakeBaseline(tunes_us=3e6),)) as job:
+        first = job.controls("before")
+        job.controls("after")
+    assert {len(m.samples_us) for m in first if m.clock is Clock.GPU} == {30, 9}
+    cold = {m.workload for m in first if m.cache == "cold" and m.clock is Clock.GPU}
+    assert cold == {"16", "33", "64", "128"}
+    assert {len(m.samples_us) for m in first if m.clock is Clock.PER_CALL} == {12}
+    assert {m.kernels for m in first if m.clock is Clock.GPU} == {("control_main",)}
+    assert job.record.drift == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_candidate_is_timed_without_what_it_does_at_its_first_call(tmp_path: Path) -> None:
+    with start(tmp_path) as job:
+        timed = through(job, "uploads_at_first", "time")
+    assert timed.status is StageStatus.PASSED, timed.reason
+    assert {m.kernels for m in timed.measurements if m.clock is Clock.GPU} == {("fake_main",)}
+
+
 def test_an_inexact_control_keeps_its_time_and_is_flagged(tmp_path: Path) -> None:
     events: list[tuple[str, str]] = []
     peers = (
