@@ -322,6 +322,17 @@ def test_a_known_call_in_pieces_does_not_update_in_place(
     assert len(launched) == 2
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens", "initial_state", "out", "final_state"])
+def test_a_known_call_refuses_steps_between_rows(launched: list[Any], name: str) -> None:
+    x = tensors() | {"initial_state": states(), "out": torch.empty(37, 4, 128).bfloat16()}
+    x["final_state"] = states()
+    gdn_prefill(**x)
+    wide = x[name].repeat_interleave(2, 0)
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        gdn_prefill(**x | {name: wide[::2]})
+    assert len(launched) == 1
+
+
 def test_a_gradient_is_refused(launched: list[Any]) -> None:
     x = tensors()
     x["g"].requires_grad_()
