@@ -65,6 +65,8 @@ class Reading:
     """Lowest SM clock seen, over its maximum; None where it cannot be read."""
     throttled: bool = False
     """Whether samples were kept although the clock stayed low."""
+    first_s: float = 0.0
+    """Seconds that its very first calls took, which no sample holds."""
 
 
 def _each_once(bench: Bench, course: Course) -> None:
@@ -153,7 +155,9 @@ def take_times(
     seconds: list[float] = []
     for number, course in enumerate(courses):
         progress(number)
+        begin = bench.now_ns()
         _each_once(bench, course)
+        readings[number].first_s = (bench.now_ns() - begin) / 1e9
         seconds.append(warm_up(bench, course, sampling.warm_s))
     if sampling.gpu:
         _gpu_clock(bench, courses, sampling, seconds, readings, progress)

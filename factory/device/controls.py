@@ -6,7 +6,6 @@ still; a control that fails is reported and left out, never a candidate's fault.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,8 @@ class _Control:
     child: Child | None = None
     lost: bool = False
     reading_s: float = 0.0
-    """What its first reading of ``gpu`` time on one regime took."""
+    """What its first reading of ``gpu`` time took on the last regime that it serves, without the
+    first calls, in which some tune themselves."""
 
 
 class Controls:
@@ -162,7 +162,6 @@ class Controls:
         for regime in self._regimes if first or sampling else self._regimes[:1]:
             production = regime is self._regimes[0]
             usual = _FIRST if first and production else _AGAIN
-            began = time.perf_counter()
             timed = self._timer.take(
                 child,
                 regime,
@@ -174,7 +173,7 @@ class Controls:
             )
             self._report(control, regime, timed)
             if first:
-                control.reading_s = time.perf_counter() - began
+                control.reading_s = timed.took_s if timed.samples else control.reading_s
                 self.errors.setdefault(name, []).extend(e.model_dump() for e in timed.errors)
             if timed.wrong and production:
                 self._lose(control, timed.wrong)

@@ -180,14 +180,15 @@ TIME = Time((Case("a", Workload("w"), ()),), Sampling(gpu=1))
 
 
 def timed(**changes: object) -> dict[str, object]:
-    return {"readings": {"a": {**READING, **changes}}, "skipped": {}, "kernel_names": {"a": ["k"]}}
+    readings = {"a": {**READING, **changes}}
+    return {"readings": readings, "skipped": {}, "kernel_names": {"a": ["k"]}, "took_s": 1.0}
 
 
 def test_an_honest_answer_is_kept_whole() -> None:
     assert checked(timed(), TIME, baseline=False) == timed()
     said = {"kernel_names": ["k"], "chunk": 64, "bitwise_causal": True}
     assert checked(said, Load(b""), baseline=False) == said
-    skipped = {"readings": {}, "skipped": {"a": "too\nlong"}, "kernel_names": {}}
+    skipped = {"readings": {}, "skipped": {"a": "too\nlong"}, "kernel_names": {}, "took_s": 0.0}
     assert checked(skipped, TIME, baseline=True)["skipped"] == {"a": "too long"}
 
 
@@ -195,7 +196,8 @@ def test_an_honest_answer_is_kept_whole() -> None:
     "said",
     [
         {},
-        {"readings": {}, "skipped": {"a": "no time for me"}, "kernel_names": {}},
+        {"readings": {}, "skipped": {"a": "no time for me"}, "kernel_names": {}, "took_s": 0.0},
+        {**timed(), "took_s": "a second"},
         timed(gpu=[]),
         timed(gpu=["1"]),
         timed(gpu=[-1.0]),

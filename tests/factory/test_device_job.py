@@ -253,6 +253,17 @@ def test_a_control_that_tunes_itself_at_first_gets_all_its_samples(tmp_path: Pat
     assert job.record.drift == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("more", "phases"), [({"tunes_us": 3e6}, {"before", "between"}),
+                                              ({"us": 3e5}, {"before"})])  # fmt: skip
+def test_a_control_is_slow_by_its_samples_and_not_by_its_first_calls(
+    tmp_path: Path, more: dict[str, float], phases: set[str]
+) -> None:
+    peer = fakes.FakeBaseline(**more)
+    with start(tmp_path, baselines=(peer,), regimes=("production",)) as job:
+        found = (*job.controls("before"), *job.controls("between"))
+    assert {m.phase for m in found} == phases
+
+
 def test_a_candidate_is_timed_without_what_it_does_at_its_first_call(tmp_path: Path) -> None:
     with start(tmp_path) as job:
         timed = through(job, "uploads_at_first", "time")
