@@ -45,7 +45,7 @@ class Limits:
         takes from the driver directly is not limited.
     host_bytes : int
         Resident host memory of a child, at most 0.8 of what the machine has left
-        when it starts; watched while the job waits for it.
+        when it starts, or 8 GiB if that is more; watched while the job waits for it.
         An address-space limit is unusable: CUDA reserves hundreds of gigabytes.
     file_bytes : int
         Longest file a child may write, its log among them.

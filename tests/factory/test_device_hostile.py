@@ -118,15 +118,17 @@ def test_what_it_prints_cannot_fill_the_disk(job: DeviceJob) -> None:
     assert handle.log_path.stat().st_size <= 4 << 20
 
 
+@pytest.mark.parametrize(("left_gib", "limit_gib"), [(20, 16), (0.5, 8), (40, 24)])
 def test_where_memory_is_short_a_candidate_gives_way(
-    job: DeviceJob, monkeypatch: pytest.MonkeyPatch
+    job: DeviceJob, monkeypatch: pytest.MonkeyPatch, left_gib: float, limit_gib: int
 ) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 500 << 20)
+    monkeypatch.setattr(machine, "available_bytes", lambda: int(left_gib * 2**30))
+    monkeypatch.setattr(job, "_limits", replace(LIMITS, host_bytes=24 << 30))
     handle = job.prepare(schedule("good"))
     try:
         handle.child.ready()
         assert Path(f"/proc/{handle.child.pid}/oom_score_adj").read_text() == "1000\n"
-        assert handle.child._host_bytes == 400 << 20
+        assert handle.child._host_bytes == limit_gib << 30
     finally:
         job.release(handle)
 
