@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candidates import Baseline, Family, Schedule
-from factory.device.protocol import Limits
+from factory.device.protocol import TUNING_S, Limits
 from factory.errors import UserError
 from factory.stages.base import StageResult
 from leaderboard.records import (
@@ -46,8 +46,7 @@ __all__ = [
 WINNER = "winner"
 """Instead of a schedule's key: the leaderboard's current winner."""
 
-LIMITS = Limits(gate_s=120.0, time_s=180.0, control_s=1800.0)
-"""One message to a control may hold an autotuner's minute for each head count."""
+LIMITS = Limits(gate_s=120.0, time_s=180.0, control_s=TUNING_S)
 
 _COPY_BYTES_PER_S = {
     "NVIDIA H200": (4.25e12, "a streaming copy, measured on one H200 SXM, 2026-11-30"),

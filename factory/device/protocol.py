@@ -15,6 +15,7 @@ from candidates import Baseline, Family, Schedule
 from operations import Workload
 
 __all__ = [
+    "TUNING_S",
     "Bound",
     "Case",
     "Limits",
@@ -26,6 +27,11 @@ __all__ = [
     "Target",
     "Time",
 ]
+
+
+TUNING_S = 1800.0
+"""One message to a control where all of them are asked for: an autotuner takes a minute for each
+of a list of shapes' head counts."""
 
 
 @dataclass(frozen=True)
