@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_compile import asked, raw_call
+from on_a_gpu import moved
 
 from candidates.gdn_prefill.kernel import arguments, entry, launch
 from candidates.gdn_prefill.kernel.entry import (
@@ -417,3 +419,16 @@ def test_importing_the_entry_point_loads_neither_the_dsl_nor_torchs_compiler() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_call_that_is_moved_keeps_its_form(
+    compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    options = Options("softplus", "bfloat16", True, "bfloat16", True, True, compact=compact)
+    raw, _ = raw_call(options, (70, 0, 5))
+    raw = moved(raw, "meta")
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+    form = entry.check(**{n: raw[n] for n in names}, **asked(options, raw))
+    assert form.compact == compact
