@@ -45,7 +45,7 @@ def test_gate_and_times_of_one_schedule_take_seconds(tmp_path: Path) -> None:
 def test_a_controls_median_repeats_within_one_percent_over_ten_jobs(tmp_path: Path) -> None:
     operation, family = operations.get("kda_prefill"), candidates.get("kda_prefill")
     present = [b for b in candidates.baselines("kda_prefill") if b.missing() is None]
-    named = [b for b in present if b.name in ("flashkda", "fla", "cudnn")] or present
+    named = [b for b in present if b.name in ("flashkda", "cudnn_fused", "fla")] or present
     assert named, "no baseline can run here"
     medians = []
     for number in range(10):
