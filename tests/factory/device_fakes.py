@@ -539,6 +539,21 @@ class WithoutProfiler(SimulatedDevice):
         return _BlindBench(arena)
 
 
+class _OldToolchainBench(_SimulatedBench):
+    def record(self, body: Callable[[], None]) -> list[KernelEvent]:
+        raise RuntimeError("unsupported PTX .version 9.1")
+
+
+class WithOldToolchain(SimulatedDevice):
+    """No kernel runs on it, not even the smoke kernel."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "driver": "470.1", "cuda": "11.4"}
+
+    def bench(self, arena: Any, gpu_bytes: int) -> Bench:
+        return _OldToolchainBench(arena)
+
+
 class FakeFamily(Family):
     name = "fakes"
     operation = "fake"
