@@ -17,7 +17,16 @@ from operations import Inputs, Outputs, Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FedRaw"]
+__all__ = ["FORM", "FedRaw", "Function"]
+
+FORM: Mapping[str, Any] = {
+    "gate_dtype": "bfloat16",
+    "bias": True,
+    "beta_dtype": "bfloat16",
+    "beta_logits": True,
+    "l2norm": True,
+}
+"""What is compiled in, beside the gate: options by name."""
 
 Function = Callable[..., tuple[Any, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from candidates._baselines.common import RawOperands
-from candidates._baselines.ours import FedRaw, Function
+from candidates._baselines.ours import FORM, FedRaw, Function
 
 __all__ = ["GdnFedRaw"]
 
@@ -20,7 +20,7 @@ class GdnFedRaw(FedRaw):
         from candidates.gdn_prefill.kernel.launch import LoadedSchedule, config_of
 
         # With more value heads than heads the name of the form goes on.
-        options = entry.Options("softplus", "bfloat16", True, "bfloat16", True, True)
+        options = entry.Options(gate="softplus", **FORM)
         config = config_of(self.schedule)
         size = f"r{config.rows}" if isinstance(config, entry.FusedConfig) else str(config.bt)
         kind, *behind = LoadedSchedule(config).kernel_names

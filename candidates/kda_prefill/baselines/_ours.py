@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from candidates._baselines.common import RawOperands
-from candidates._baselines.ours import FedRaw, Function
+from candidates._baselines.ours import FORM, FedRaw, Function
 
 __all__ = ["KdaFedRaw"]
 
@@ -19,7 +19,7 @@ class KdaFedRaw(FedRaw):
         from candidates.kda_prefill.kernel import arguments, entry
         from candidates.kda_prefill.kernel.launch import LoadedSchedule, config_of
 
-        options = entry.Options("safe", "bfloat16", True, "bfloat16", True, True)
+        options = entry.Options(gate="safe", **FORM)
         config = config_of(self.schedule)
         if isinstance(config, entry.Config):
             arguments.decline_for_split(options)
