@@ -89,7 +89,7 @@ class Controls:
         self._course: dict[str, list[dict[str, float]]] = {}
         """Control to the medians of each of its readings, by workload."""
         self.errors: dict[str, list[dict[str, Any]]] = {}
-        """Control to its errors on the inputs that candidates are gated on, first reading."""
+        """Control to its errors: all of the first reading, and what is out of tolerance later."""
         self.left_out: dict[str, list[str]] = {}
         """Control to why it was not timed, wholly or on some regime."""
         self.closed = False
@@ -170,13 +170,15 @@ class Controls:
                 declared=None,
                 limit_s=self._limits.control_s,
                 stage="control",
+                input_form=control.baseline.input_form,
             )
             self._report(control, regime, timed)
             if first:
                 control.reading_s = timed.took_s if timed.samples else control.reading_s
-                self.errors.setdefault(name, []).extend(e.model_dump() for e in timed.errors)
+            found_errors = [e.model_dump() for e in timed.errors if first or not e.within]
+            self.errors.setdefault(name, []).extend(found_errors)
             if timed.wrong and production:
-                self._lose(control, timed.wrong)
+                self._lose(control, f"{regime.name}: {timed.wrong}")
                 return []
             if timed.wrong:
                 continue

@@ -109,6 +109,7 @@ class Timer:
         declared: Sequence[str] | None,
         limit_s: float,
         stage: str,
+        input_form: str = "activated",
     ) -> Timed:
         """Time one regime on several workloads in one message.
 
@@ -119,12 +120,17 @@ class Timer:
             it is handed raw inputs beside the activated ones, declares its
             names per workload, and its inputs stay in place, because it may
             convert them before the timed call.
+        input_form : {"activated", "raw"}
+            What it reads: no time below what those bytes take is believed.
 
         Raises
         ------
         ChildFailure, HarnessError
         """
         trusted = declared is None
+        floor_bytes = self.operation.floor_bytes
+        if input_form == "raw":
+            floor_bytes = self.operation.raw_floor_bytes
         draws = [Draw(w, regime, i, raw=trusted) for w in workloads for i in range(SETS)]
         with self.bank.use(draws) as entries, self.bank.scratch() as scratch:
             plan: list[tuple[Case, list[Entry]]] = []
@@ -152,7 +158,8 @@ class Timer:
                     result.skipped[case.workload.name] = reply["skipped"][case.label]
                     continue
                 names = reply["kernel_names"][case.label] if declared is None else declared
-                self._read(result, case, mine, reply["readings"][case.label], names, sampling)
+                floor_us = floor_bytes(case.workload) / self.floor_bytes_per_s * 1e6
+                self._read(result, case, reply["readings"][case.label], names, sampling, floor_us)
                 self._check(result, case, mine, stage, trusted=trusted)
         return result
 
@@ -160,10 +167,10 @@ class Timer:
         self,
         result: Timed,
         case: Case,
-        entries: Sequence[Entry],
         reading: Mapping[str, Any],
         declared: Sequence[str],
         sampling: Sampling,
+        floor_us: float,
     ) -> None:
         name = case.workload.name
         result.thrown_away += int(reading["thrown_away"])
@@ -183,7 +190,6 @@ class Timer:
         if not sampling.gpu:
             return
         foreign = undeclared(reading["kernels"], declared)
-        floor_us = self.operation.floor_bytes(case.workload) / self.floor_bytes_per_s * 1e6
         fastest = min([*result.samples[name][Clock.GPU], *result.cold.get(name, ())])
         if reading["empty"]:
             self._invalid(result, f"{case.label}: kernel identity: a timed call launched nothing")

@@ -178,6 +178,10 @@ class FakeOperation(Operation):
         assert isinstance(workload, Rows)
         return workload.rows * COLUMNS * 12
 
+    def raw_floor_bytes(self, workload: Workload) -> int:
+        assert isinstance(workload, Rows)
+        return workload.rows * COLUMNS * 10
+
 
 class BrokenOracle(FakeOperation):
     """Its oracle runs out of memory."""
@@ -609,7 +613,7 @@ FAMILY = FakeFamily()
 
 
 class FakeBaseline(Baseline):
-    """A control that takes ``us``, and after some calls ``later_us``.
+    """A control that takes ``us`` and is off by ``factor``, and after some calls by others.
 
     ``keeps`` is of how many input sets, the latest, it keeps indices that it uploads;
     ``tunes_us`` is what its first call on a shape takes beside.
@@ -627,6 +631,7 @@ class FakeBaseline(Baseline):
         absent: str | None = None,
         broken: bool = False,
         factor: float = 1.0,
+        later_factor: float | None = None,
         keeps: int | None = None,
         tunes_us: float = 0.0,
     ) -> None:
@@ -634,6 +639,7 @@ class FakeBaseline(Baseline):
         self._keeps = keeps
         self._tunes_us = tunes_us
         self._factor = factor
+        self._later_factor = factor if later_factor is None else later_factor
         self.input_form = form
         self._us = us
         self._later_us = us if later_us is None else later_us
@@ -656,8 +662,10 @@ class FakeBaseline(Baseline):
             raise ValueError(f"{self.name} takes raw inputs only")
         self._loads += 1
         # The first reading loads three input sets of four workloads in two regimes.
-        us = self._us if self._loads <= 24 else self._later_us
-        return _Control(us, raw if self.input_form == "raw" else None, self._factor, self._prepare)
+        us, factor = self._us, self._factor
+        if self._loads > 24:
+            us, factor = self._later_us, self._later_factor
+        return _Control(us, raw if self.input_form == "raw" else None, factor, self._prepare)
 
     def _prepare(self, inputs: Mapping[str, Any]) -> None:
         """What a call does before its work, if it meets an input set or a shape anew."""
