@@ -265,7 +265,10 @@ def gdn_prefill(
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run
     else:
-        if stream is None and not validate and cu_seqlens is not None:
+        # The compiled function does not look at the stride of a first axis.
+        given = (cu_seqlens, initial_state, A_log, dt_bias, out, final_state)
+        spread = any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in given)
+        if stream is None and not validate and cu_seqlens is not None and not spread:
             results = recall(
                 _prepare_again, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state,
                 _kind(schedule, q, v), scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out,

@@ -82,7 +82,11 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
     if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
     bounded = GATE_BOUND is not None and gate != "log"
-    if bounded or validate:
+    # Of a call like one before, kernel/entry.py leaves these to the compiled function, which does
+    # not look at the stride of a first axis.
+    given = (*tensors[5:], *forms, out, final_state)
+    spread = any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in given)
+    if bounded or validate or spread:
         _refuse(config, tensors, scale, forms, out, final_state)
     if bounded:
         _refuse_gate(any_bounded)

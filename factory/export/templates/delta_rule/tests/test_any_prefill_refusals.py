@@ -92,6 +92,17 @@ def test_gradients_are_refused_by_name(name):
         assert package.support(**x)
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens", "initial_state", "out", "final_state"])
+def test_steps_between_rows_are_refused_whatever_the_kernel_knows(name, monkeypatch):
+    monkeypatch.setattr(entry, "any_prefill", lambda *args, **named: pytest.fail("launched"))
+    x = meta()
+    x |= {"out": torch.empty_like(x["v"]), "final_state": torch.empty_like(x["initial_state"])}
+    shape = x[name].shape
+    wide = torch.empty(shape[0] * 2, *shape[1:], dtype=x[name].dtype, device="meta")
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        package.any_prefill(**x | {name: wide[::2]})
+
+
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
 def test_validate_is_true_or_false_and_nothing_that_could_be_taken_for_it(value):
     with pytest.raises(TypeError, match="validate must be True or False, not"):
