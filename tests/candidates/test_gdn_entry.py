@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_compile import asked, raw_call
+from on_a_gpu import moved
 
 from candidates._delta_rule.kernel import known
 from candidates._delta_rule.kernel.options import Options
@@ -332,6 +334,17 @@ def test_a_known_call_in_pieces_does_not_update_in_place(
     assert len(launched) == 2
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens", "initial_state", "out", "final_state"])
+def test_a_known_call_refuses_steps_between_rows(launched: list[Any], name: str) -> None:
+    x = tensors() | {"initial_state": states(), "out": torch.empty(37, 4, 128).bfloat16()}
+    x["final_state"] = states()
+    gdn_prefill(**x)
+    wide = x[name].repeat_interleave(2, 0)
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        gdn_prefill(**x | {name: wide[::2]})
+    assert len(launched) == 1
+
+
 def test_a_gradient_is_refused(launched: list[Any]) -> None:
     x = tensors()
     x["g"].requires_grad_()
@@ -416,3 +429,16 @@ def test_importing_the_entry_point_loads_neither_the_dsl_nor_torchs_compiler() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_call_that_is_moved_keeps_its_form(
+    compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    options = Options("softplus", "bfloat16", True, "bfloat16", True, True, compact=compact)
+    raw, _ = raw_call(options, (70, 0, 5))
+    raw = moved(raw, "meta")
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+    form = entry.check(**{n: raw[n] for n in names}, **asked(options, raw))
+    assert form.compact == compact

@@ -77,3 +77,5 @@ def vendored(
             patched.setattr(entry, "sms", lambda device: 132)
         assert Path(str(backend.__file__)).parent == base / package
         yield backend, registered
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        del sys.modules[name]  # the next export of this name lies elsewhere

@@ -346,6 +346,25 @@ def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
     assert "shape=(8192, 8, 16, 64)," in table
 
 
+@pytest.mark.parametrize("form", SUBJECTS)
+def test_the_command_exports_what_was_measured_and_finds_it_unaltered(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    db = ("--db", "sqlite:///factory.db")
+    with open_store(db[1]) as store:
+        board.fill(store, subject=SUBJECTS[form])
+    assert _run(["export", "gdn_prefill", "--to", "gdn", *db]) == 0
+    said = capsys.readouterr().out
+    assert SUBJECTS[form].schedules[0].key in said
+    assert (tmp_path / "gdn" / "tests").is_dir()
+    assert _run(["export", "gdn_prefill", "--check", "gdn", *db]) == 0
+    assert "gdn" in capsys.readouterr().out
+    (tmp_path / "gdn" / "dispatch.py").write_text("")
+    assert _run(["export", "gdn_prefill", "--check", "gdn", *db]) == 1
+    assert "dispatch.py" in "".join(capsys.readouterr())
+
+
 def test_without_measured_rows_nothing_is_exported_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
