@@ -92,8 +92,8 @@ def test_gradients_are_refused_by_name(name):
         assert package.support(**x)
 
 
-@pytest.mark.parametrize("name", ["cu_seqlens", "initial_state", "out", "final_state"])
-def test_steps_between_rows_are_refused_whatever_the_kernel_knows(name, monkeypatch):
+@pytest.mark.parametrize("name", ["initial_state", "out", "final_state"])
+def test_gaps_are_refused_whatever_the_kernel_knows(name, monkeypatch):
     monkeypatch.setattr(entry, "any_prefill", lambda *args, **named: pytest.fail("launched"))
     x = meta()
     x |= {"out": torch.empty_like(x["v"]), "final_state": torch.empty_like(x["initial_state"])}
@@ -101,6 +101,14 @@ def test_steps_between_rows_are_refused_whatever_the_kernel_knows(name, monkeypa
     wide = torch.empty(shape[0] * 2, *shape[1:], dtype=x[name].dtype, device="meta")
     with pytest.raises(ValueError, match=f"{name} has strides"):
         package.any_prefill(**x | {name: wide[::2]})
+
+
+def test_uneven_heads_are_refused_whatever_the_kernel_knows(monkeypatch):
+    monkeypatch.setattr(entry, "any_prefill", lambda *args, **named: pytest.fail("launched"))
+    x = meta()
+    x |= {name: torch.empty(37, 2, 128, dtype=torch.bfloat16, device="meta") for name in "qk"}
+    with pytest.raises(ValueError, match="v has 3 heads"):
+        package.any_prefill(**x)
 
 
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
