@@ -612,6 +612,26 @@ def test_a_kind_that_was_forgotten_and_met_again_is_known_in_its_new_form(launch
     kda_prefill(**x)
 
 
+def test_schedules_that_take_turns_on_one_shape_each_run_their_own_kernel(launched):
+    x = tensors()
+    schedules = [CONFIG, DEFAULT, FusedConfig("middle", 2), known.ByShape(lambda *_: CONFIG)]
+    for _ in range(3):
+        for schedule in schedules:
+            kda_prefill(**x, schedule=schedule)
+    assert [config for config, _, _ in launched] == [*schedules[:3], CONFIG] * 3
+
+
+def test_calls_without_rows_are_checked_each_time(launched):
+    x = tensors(T=0)
+    for _ in range(3):
+        o, state = kda_prefill(**x)
+        assert o.shape == (0, 3, 128)
+        assert (state == 0).all()
+    with pytest.raises(TypeError, match="k is float16"):
+        kda_prefill(**{**x, "k": x["k"].half()})
+    assert not launched
+
+
 LAID_OUT_WITH_GAPS = {
     "initial_state, heads of more": ("initial_state", lambda x: torch.cat([x, x], 1)[:, :3]),
     "initial_state, every second": ("initial_state", lambda x: x.repeat_interleave(2, 0)[::2]),
