@@ -787,6 +787,41 @@ def test_another_device_than_the_current_one_takes_the_long_way(launched, monkey
     assert seen == [torch.device("cpu")]
 
 
+def test_a_stream_that_is_current_anyway_is_no_reason_to_check_again(launched, monkeypatch):
+    x, went = tensors(), []
+    for _ in range(2):
+        kda_prefill(**x)
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: went.append(stream))
+    monkeypatch.setattr(known, "current_stream", lambda index: {-1: 1}[index])
+    kda_prefill(**x, stream=1)
+    assert went == []
+    others = [0, 2, True, "1", 1.0]
+    for other in others:
+        kda_prefill(**x, stream=other)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kda_prefill(**x, stream=1, validate=True)
+    assert went == [*others, 1]
+    del went[:]
+    monkeypatch.setattr(known, "current_stream", None)  # as where torch knows no CUDA
+    kda_prefill(**x, stream=1)
+    assert went == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "handle", "current"), [("cpu", 7, True), ("cpu", 8, False), ("meta", 7, False)]
+)
+def test_a_stream_is_current_on_its_own_device_alone(monkeypatch, device, handle, current):
+    class Stream:
+        """With the attributes of torch's, which needs a GPU."""
+
+    stream = Stream()
+    stream.device, stream.cuda_stream = torch.device(device), handle
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(known, "current_stream", lambda index: 7)
+    assert known.is_current(stream, torch.empty(0)) is current
+    assert not known.is_current(stream, [0])
+
+
 def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):
     asked = []
 

@@ -36,6 +36,7 @@ from candidates.kda_prefill.kernel.known import (
     DEFAULT_SCALE,
     ByShape,
     Kind,
+    is_current,
     new,
     recall,
     remember,
@@ -53,6 +54,7 @@ __all__ = [
     "check",
     "compiled",
     "gdn_prefill",
+    "is_current",
     "launch",
     "prepare",
     "recall",
@@ -288,7 +290,7 @@ def gdn_prefill(
             stream=stream, validate=validate, gate=gate, A_log=A_log, dt_bias=dt_bias,
             beta_logits=beta_logits, l2norm=l2norm, out=out, final_state=final_state,
         )  # fmt: skip
-    if stream is None and not validate:
+    if not validate and (stream is None or is_current(stream, v)):
         results = recall(
             DEFAULT if schedule is None else schedule, True, q, k, v, g, beta, cu_seqlens,
             initial_state, scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out, final_state,

@@ -20,7 +20,7 @@ from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, boundary_words, schedule_of, workspace
 from .fused_plan import Scratch, pieces_of
 from .image import HEAD
-from .known import DEFAULT_SCALE, ByShape, Kind, new, recall, remember
+from .known import DEFAULT_SCALE, ByShape, Kind, is_current, new, recall, remember
 from .options import PLAIN, Options
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "boundary_words",
     "check",
     "compiled",
+    "is_current",
     "kda_prefill",
     "launch",
     "prepare",
@@ -316,7 +317,7 @@ def kda_prefill(
             dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm, out=out,
             final_state=final_state,
         )  # fmt: skip
-    if stream is None and not validate:
+    if not validate and (stream is None or is_current(stream, v)):
         results = recall(
             DEFAULT if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
             initial_state, scale, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out,
