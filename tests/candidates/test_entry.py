@@ -623,6 +623,26 @@ def test_a_kind_that_was_forgotten_and_met_again_is_known_in_its_new_form(launch
     kda_prefill(**x)
 
 
+def test_schedules_that_take_turns_on_one_shape_each_run_their_own_kernel(launched):
+    x = tensors()
+    schedules = [CONFIG, DEFAULT, FusedConfig("middle", 2), known.ByShape(lambda *_: CONFIG)]
+    for _ in range(3):
+        for schedule in schedules:
+            kda_prefill(**x, schedule=schedule)
+    assert [config for config, _, _ in launched] == [*schedules[:3], CONFIG] * 3
+
+
+def test_calls_without_rows_are_checked_each_time(launched):
+    x = tensors(T=0)
+    for _ in range(3):
+        o, state = kda_prefill(**x)
+        assert o.shape == (0, 3, 128)
+        assert (state == 0).all()
+    with pytest.raises(TypeError, match="k is float16"):
+        kda_prefill(**{**x, "k": x["k"].half()})
+    assert not launched
+
+
 LAID_OUT_WITH_GAPS = {
     "initial_state, heads of more": ("initial_state", lambda x: torch.cat([x, x], 1)[:, :3]),
     "initial_state, every second": ("initial_state", lambda x: x.repeat_interleave(2, 0)[::2]),
@@ -776,6 +796,41 @@ def test_another_device_than_the_current_one_takes_the_long_way(launched, monkey
     monkeypatch.setattr(known, "current_device", lambda: 1)
     kda_prefill(**x)
     assert seen == [torch.device("cpu")]
+
+
+def test_a_stream_that_is_current_anyway_is_no_reason_to_check_again(launched, monkeypatch):
+    x, went = tensors(), []
+    for _ in range(2):
+        kda_prefill(**x)
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: went.append(stream))
+    monkeypatch.setattr(known, "current_stream", lambda index: {-1: 1}[index])
+    kda_prefill(**x, stream=1)
+    assert went == []
+    others = [0, 2, True, "1", 1.0]
+    for other in others:
+        kda_prefill(**x, stream=other)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kda_prefill(**x, stream=1, validate=True)
+    assert went == [*others, 1]
+    del went[:]
+    monkeypatch.setattr(known, "current_stream", None)  # as where torch knows no CUDA
+    kda_prefill(**x, stream=1)
+    assert went == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "handle", "current"), [("cpu", 7, True), ("cpu", 8, False), ("meta", 7, False)]
+)
+def test_a_stream_is_current_on_its_own_device_alone(monkeypatch, device, handle, current):
+    class Stream:
+        """With the attributes of torch's, which needs a GPU."""
+
+    stream = Stream()
+    stream.device, stream.cuda_stream = torch.device(device), handle
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(known, "current_stream", lambda index: 7)
+    assert known.is_current(stream, torch.empty(0)) is current
+    assert not known.is_current(stream, [0])
 
 
 def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):

@@ -290,6 +290,18 @@ def test_what_decides_how_a_call_is_served_is_checked_anew(
         assert gdn_prefill(**batch)[0].shape == (3, 20, 4, 128)
 
 
+def test_heads_that_take_turns_under_the_same_value_heads_are_each_checked(
+    launched: list[Any],
+) -> None:
+    for _ in range(3):
+        for H in (2, 4, 1):
+            gdn_prefill(**tensors(H=H))
+    assert len(launched) == 9
+    with pytest.raises(ValueError, match=r"v has 4 heads.*of the 3"):
+        gdn_prefill(**tensors(H=3))
+    assert len(launched) == 9
+
+
 def test_what_a_compiled_function_cannot_see_is_looked_at_every_time(
     launched: list[Any], checked: list[Any]
 ) -> None:

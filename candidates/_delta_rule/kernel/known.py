@@ -24,7 +24,7 @@ import torch
 from candidates._delta_rule.kernel.arguments import check_overlap, finite
 from candidates._delta_rule.kernel.image import HEAD
 
-__all__ = ["DEFAULT_SCALE", "ByShape", "Kind", "new", "recall", "remember"]
+__all__ = ["DEFAULT_SCALE", "ByShape", "Kind", "is_current", "new", "recall", "remember"]
 
 DEFAULT_SCALE = 1.0 / math.sqrt(HEAD)
 
@@ -39,6 +39,9 @@ Emptied when there are too many."""
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """torch's own, which need not see to it that CUDA is initialised: there are tensors on a device."""
+
+current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""Handle of the current stream of a device."""
 
 
 class ByShape:
@@ -104,6 +107,15 @@ class _Apart:
 def new(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An empty tensor where another one is."""
     return torch.empty(shape, dtype=dtype, device=like.device)
+
+
+def is_current(stream: Any, x: Any) -> bool:
+    """Whether a stream, or its handle, is the current one of a tensor's device anyway."""
+    if current_stream is None or not isinstance(x, torch.Tensor):
+        return False
+    if isinstance(stream, torch.cuda.Stream):
+        return stream.device == x.device and stream.cuda_stream == current_stream(x.get_device())
+    return type(stream) is int and stream == current_stream(x.get_device())
 
 
 def recall(

@@ -21,6 +21,7 @@ from candidates._delta_rule.kernel.known import (
     DEFAULT_SCALE,
     ByShape,
     Kind,
+    is_current,
     new,
     recall,
     remember,
@@ -48,6 +49,7 @@ __all__ = [
     "check",
     "compiled",
     "gdn_prefill",
+    "is_current",
     "launch",
     "prepare",
     "recall",
@@ -283,7 +285,7 @@ def gdn_prefill(
             stream=stream, validate=validate, gate=gate, A_log=A_log, dt_bias=dt_bias,
             beta_logits=beta_logits, l2norm=l2norm, out=out, final_state=final_state,
         )  # fmt: skip
-    if stream is None and not validate:
+    if not validate and (stream is None or is_current(stream, v)):
         results = recall(
             DEFAULT if schedule is None else schedule, True, q, k, v, g, beta, cu_seqlens,
             initial_state, scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out, final_state,

@@ -17,7 +17,15 @@ import torch
 
 from candidates._delta_rule.kernel.calls import on_stream, sms, split_scratch, without_rows
 from candidates._delta_rule.kernel.image import HEAD
-from candidates._delta_rule.kernel.known import DEFAULT_SCALE, ByShape, Kind, new, recall, remember
+from candidates._delta_rule.kernel.known import (
+    DEFAULT_SCALE,
+    ByShape,
+    Kind,
+    is_current,
+    new,
+    recall,
+    remember,
+)
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch, pieces_of
 
@@ -34,6 +42,7 @@ __all__ = [
     "adopt",
     "check",
     "compiled",
+    "is_current",
     "kda_prefill",
     "launch",
     "prepare",
@@ -284,7 +293,7 @@ def kda_prefill(
             dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm, out=out,
             final_state=final_state,
         )  # fmt: skip
-    if stream is None and not validate:
+    if not validate and (stream is None or is_current(stream, v)):
         results = recall(
             DEFAULT if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
             initial_state, scale, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out,

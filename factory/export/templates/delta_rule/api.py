@@ -65,7 +65,7 @@ def any_prefill(
     if validate is not True and validate is not False:
         raise TypeError(f"validate must be True or False, not {validate!r}")
     traced = torch.compiler.is_compiling()
-    if stream is None and not validate and not traced:
+    if not (traced or validate) and (stream is None or entry.is_current(stream, v)):
         # part: known
         if results is not None:
             return results
