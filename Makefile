@@ -27,7 +27,7 @@ unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 soak: postgresql $(STAMP)  ## what is too long for CI
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -m "soak and not gpu" --timeout 3600
 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

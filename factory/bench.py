@@ -1,86 +1,48 @@
 """Controls and our schedules side by side: one job, in turns, by the campaign's own clock.
 
-Chooses what to time and runs it; :mod:`factory.bench_rows` arranges what was seen.
+Runs what :mod:`factory.bench_entries` chose; :mod:`factory.bench_rows` arranges what was seen.
 It prints nothing and writes no database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from candidates import Baseline, Family, Schedule
-from factory.device.protocol import Limits
+from factory.bench_entries import Entry, Missing
+from factory.device.protocol import TUNING_S, Limits
 from factory.errors import UserError
 from factory.stages.base import StageResult
 from leaderboard.records import (
-    Clock,
     FingerprintRecord,
     JobRecord,
     JobStatus,
     MeasurementRecord,
     StageStatus,
 )
-from operations import Operation
+from operations import Operation, Workload
 
 if TYPE_CHECKING:
     from factory.device.hardware import Device
     from factory.device.job import DeviceJob
-    from leaderboard import Store
 
-__all__ = [
-    "WINNER",
-    "Benched",
-    "Contestant",
-    "Entry",
-    "Floor",
-    "Missing",
-    "bench",
-    "choose",
-    "floor_of",
-    "named",
-]
+__all__ = ["Benched", "Contestant", "Floor", "bench", "floor_of"]
 
-WINNER = "winner"
-"""Instead of a schedule's key: the leaderboard's current winner."""
-
-LIMITS = Limits(gate_s=120.0, time_s=180.0, control_s=1800.0)
-"""One message to a control may hold an autotuner's minute for each head count."""
+LIMITS = Limits(gate_s=120.0, time_s=180.0, control_s=TUNING_S)
 
 _COPY_BYTES_PER_S = {
     "NVIDIA H200": (4.25e12, "a streaming copy, measured on one H200 SXM, 2026-11-30"),
 }
 """By what the GPU's name holds; others are held to their data sheet."""
 
+_RAW = "_raw"
+"""Behind the name of ours: the same schedule, fed raw inputs."""
+
+FeedRaw = Callable[[Schedule, str], Baseline]
 OnEvent = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What is not in the table, and why, in one line."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One of our schedules.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    origin : str
-        Where it comes from, in words.
-    trial_id : int or None
-        Its ranked trial of the same source in the leaderboard asked, if any.
-    """
-
-    schedule: Schedule
-    origin: str
-    trial_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +52,8 @@ class Contestant:
     Parameters
     ----------
     id : str
-        ``"ours"``, ``"ours_2"``, ... or a baseline's name.
+        ``"ours"``, ``"ours_2"``, ... as they were asked for, the same with ``_raw`` where it is
+        fed raw inputs, or a baseline's name.
     what : str
         Schedule key, or distribution and version.
     origin : str
@@ -122,12 +85,19 @@ class Floor:
     source : str
         Of that bandwidth.
     us : dict
-        Workload to microseconds.
+        Workload to microseconds, of activated inputs.
+    raw_us : dict
+        The same of raw ones, which are fewer bytes.
     """
 
     bytes_per_s: float
     source: str
     us: dict[str, float]
+    raw_us: dict[str, float]
+
+    def of(self, input_form: str) -> dict[str, float]:
+        """Workload to microseconds of that form of inputs."""
+        return self.raw_us if input_form == "raw" else self.us
 
 
 @dataclass(frozen=True)
@@ -146,7 +116,7 @@ class Benched:
         Contestant's id to the entry, for ours.
     missing : tuple of Missing
     refused : tuple of str
-        Keys of schedules that failed the gate or a turn.
+        Keys of schedules that failed the gate or a turn, on one form of inputs or the other.
     floor : Floor
     job : JobRecord
     fingerprint : FingerprintRecord
@@ -173,126 +143,26 @@ class Benched:
     @property
     def reference(self) -> str | None:
         """The contestant that ratios are of: the first of ours; None if none was timed."""
-        return next((c.id for c in self.contestants if c.id in self.entries), None)
+        ours = (c for c in self.contestants if c.id in self.entries)
+        return next((c.id for c in ours if c.input_form != "raw"), None)
 
+    @property
+    def raw_reference(self) -> str | None:
+        """The same schedule on raw inputs, which those that are fed raw ones are held to."""
+        name = f"{self.reference}{_RAW}"
+        return name if name in self.entries else None
 
-# -- what is timed ---------------------------------------------------------------------------
+    def held_to(self, contestant: Contestant) -> str | None:
+        """Whose time stands over this one's: ours on the same form of inputs.
 
-
-def choose(
-    operation: Operation, family: Family, keys: Sequence[str], stores: Sequence[Store]
-) -> tuple[tuple[Entry, ...], tuple[Missing, ...]]:
-    """Our schedules to time: by key, or as the current winner.
-
-    Parameters
-    ----------
-    operation : Operation
-    family : Family
-    keys : sequence of str
-        Schedule keys, as the leaderboard prints them, or :data:`WINNER`.
-    stores : sequence of Store
-        Asked in turn for a winner, and all of them for the trial of a key.
-
-    Raises
-    ------
-    UserError
-        If a key is no schedule of the family, or one that cannot be built.
-    """
-    entries: dict[Schedule, Entry] = {}
-    missing = []
-    for key in keys:
-        if key == WINNER:
-            found = _winner(operation, family, stores)
-            if isinstance(found, Missing):
-                missing.append(found)
-            else:
-                entries.setdefault(found.schedule, found)
-        else:
-            schedule = named(family, key)
-            entries.setdefault(schedule, _asked_for(operation, family, schedule, stores))
-    return tuple(entries.values()), tuple(missing)
-
-
-def _winner(operation: Operation, family: Family, stores: Sequence[Store]) -> Entry | Missing:
-    """First of the finals of the campaign that leads the ranking, else its leader."""
-    from leaderboard import ranked, winner
-
-    for store in stores:
-        leaders = ranked(
-            store,
-            operation=operation.name,
-            operation_version=operation.version,
-            clock=Clock.GPU,
-            source_hash=family.source_hash(),
-            limit=1,
-        )
-        if not leaders:
-            continue
-        leader = leaders[0]
-        final = winner(store, leader.campaign_id)
-        trial = store.get_trial(leader.id if final is None else final.id)
-        where = f"trial {trial.id} of {trial.campaign_id} in {store.name}"
-        try:
-            schedule = family.schedule(trial.schedule)
-            problems = family.problems(schedule)
-        except ValueError as error:
-            problems = (str(error),)
-        if problems:
-            return Missing(
-                "winner", f"{trial.schedule_key} ({where}) cannot be built any more: {problems[0]}"
-            )
-        if trial.source_hash != family.source_hash():
-            return Entry(schedule, f"{where}, measured with other source")
-        return Entry(schedule, where, trial.id)
-    names = " or ".join(s.name for s in stores)
-    return Missing(
-        "winner",
-        f"no measured trial of {operation.name} {operation.version} in {names};"
-        " run factory launch, or name a schedule with --schedule",
-    )
-
-
-def named(family: Family, key: str) -> Schedule:
-    """The schedule of a key, as the leaderboard prints it.
-
-    Raises
-    ------
-    UserError
-        If it is none of the family's, or cannot be built.
-    """
-    choices = {p.name: {str(c): c for c in p.choices} for p in family.parameters}
-    values: dict[str, Any] = {}
-    for item in key.split():
-        name, _, text = item.partition("=")
-        values[name] = choices.get(name, {}).get(text, text)
-    try:
-        schedule = family.schedule(values)
-    except ValueError as error:
-        raise UserError(f"no schedule {key!r}: {error}") from error
-    problems = family.problems(schedule)
-    if problems:
-        raise UserError(f"schedule {key!r} cannot be built: {problems[0]}")
-    return schedule
-
-
-def _asked_for(
-    operation: Operation, family: Family, schedule: Schedule, stores: Sequence[Store]
-) -> Entry:
-    from leaderboard import ranked
-
-    current = family.source_hash()
-    for store in stores:
-        for row in ranked(
-            store,
-            operation=operation.name,
-            operation_version=operation.version,
-            clock=Clock.GPU,
-            source_hash=current,
-        ):
-            if row.schedule_key == schedule.key and not row.superseded:
-                where = f"trial {row.id} of {row.campaign_id} in {store.name}"
-                return Entry(schedule, f"named; {where}", row.id)
-    return Entry(schedule, "named")
+        None for the reference itself.  Where ours has no time on raw inputs it is that on
+        activated ones, as for the reference on raw inputs.
+        """
+        if contestant.id == self.reference:
+            return None
+        if contestant.input_form == "raw" and contestant.id != self.raw_reference:
+            return self.raw_reference or self.reference
+        return self.reference
 
 
 def floor_of(operation: Operation, workloads: Sequence[str], device: Device, gpu: str) -> Floor:
@@ -304,8 +174,11 @@ def floor_of(operation: Operation, workloads: Sequence[str], device: Device, gpu
         (known for word, known in _COPY_BYTES_PER_S.items() if word in gpu),
         (device.peak_bytes_per_s, f"the data sheet's bandwidth, nothing measured on {gpu}"),
     )
-    us = {w: operation.floor_bytes(operation.workloads[w]) / rate * 1e6 for w in workloads}
-    return Floor(rate, source, us)
+
+    def us(floor_bytes: Callable[[Workload], int]) -> dict[str, float]:
+        return {w: floor_bytes(operation.workloads[w]) / rate * 1e6 for w in workloads}
+
+    return Floor(rate, source, us(operation.floor_bytes), us(operation.raw_floor_bytes))
 
 
 # -- timing ----------------------------------------------------------------------------------
@@ -333,12 +206,15 @@ def bench(
     limits: Limits = LIMITS,
     workloads: Sequence[str] | None = None,
     missing: Sequence[Missing] = (),
+    fed_raw: FeedRaw | None = None,
     on_event: OnEvent | None = None,
 ) -> Benched:
     """Time entries and baselines in turns on all tuned shapes.
 
     Every entry first passes the gate on the two regimes that are timed, the
-    first production one and the first slow one.
+    first production one and the first slow one.  It is timed on activated
+    inputs, and on raw ones where the operation has such and ``fed_raw`` feeds
+    them; what it computes of these is held to the same tolerances.
 
     Parameters
     ----------
@@ -357,6 +233,8 @@ def bench(
         Tuned workloads to keep; default: all.
     missing : sequence of Missing
         Known before; reported with the rest.
+    fed_raw : callable, optional
+        See :func:`candidates.fed_raw`.
     on_event : callable, optional
         Takes a word and a line.
 
@@ -381,28 +259,28 @@ def bench(
     if not entries and not present:
         told = "; ".join(f"{m.id}: {m.reason}" for m in seen.missing)
         raise UserError(f"nothing to time: {told or 'no schedule and no control'}")
-    if _has_raw_form(operation):
-        seen.missing.append(
-            Missing(
-                "ours, raw inputs",
-                f"no schedule of {family.name} takes raw inputs; ours is fed activated ones",
-            )
-        )
+    ours = {f"ours_{n}" if n > 1 else "ours": entry for n, entry in enumerate(entries, 1)}
+    raw = _raw(seen, operation, family, ours, fed_raw)
     with open_job(
         operation,
         family,
         seed=seed,
         limits=limits,
         log_dir=log_dir,
-        baselines=present,
+        baselines=[*present, *raw.values()],
         on_event=event,
         workloads=workloads,
         regimes=_timed(operation),
         device=device,
     ) as job:
-        results, controls = _run(job, entries, len(present), rounds, event)
-    for entry in entries:
-        _add_ours(seen, entry, results[entry.schedule])
+        beside = f"{len(present)} controls"
+        if raw:
+            beside = f"{len(raw)} on raw inputs and {beside}"
+        results, controls = _run(job, entries, beside, rounds, event)
+    for name, entry in ours.items():
+        _add_ours(seen, name, entry, results[entry.schedule])
+        if name in seen.entries and name in raw:
+            _add_control(seen, raw[name], controls, job.record, entry)
     for baseline in present:
         _add_control(seen, baseline, controls, job.record)
     names = tuple(w.name for w in operation.tuned() if workloads is None or w.name in workloads)
@@ -419,6 +297,31 @@ def bench(
         fingerprint=job.fingerprint,
         rounds=rounds,
     )
+
+
+def _raw(
+    seen: _Seen,
+    operation: Operation,
+    family: Family,
+    ours: Mapping[str, Entry],
+    fed_raw: FeedRaw | None,
+) -> dict[str, Baseline]:
+    """What feeds each of ours raw inputs, by its name on activated ones."""
+    found: dict[str, Baseline] = {}
+    if not ours or not _has_raw_form(operation):
+        return found
+    if fed_raw is None:
+        reason = f"nothing feeds schedules of {family.name} raw inputs; ours is fed activated ones"
+        seen.missing.append(Missing("ours, raw inputs", reason))
+        return found
+    for name, entry in ours.items():
+        contestant = fed_raw(entry.schedule, name + _RAW)
+        lacking = contestant.missing()
+        if lacking is None:
+            found[name] = contestant
+        else:
+            seen.missing.append(Missing(contestant.name, lacking))
+    return found
 
 
 def _has_raw_form(operation: Operation) -> bool:
@@ -438,7 +341,7 @@ def _timed(operation: Operation) -> list[str]:
 def _run(
     job: DeviceJob,
     entries: Sequence[Entry],
-    controls: int,
+    beside: str,
     rounds: int,
     event: OnEvent,
 ) -> tuple[dict[Schedule, StageResult], tuple[MeasurementRecord, ...]]:
@@ -450,7 +353,7 @@ def _run(
             event("gate", entry.schedule.key)
             results[entry.schedule] = job.gate(handles[entry.schedule])
         passed = [s for s, r in results.items() if r.status is StageStatus.PASSED]
-        event("time", f"{rounds} rounds of {len(passed)} of ours and {controls} controls")
+        event("time", f"{rounds} rounds of {len(passed)} of ours, {beside}")
         done = job.rounds([handles[s] for s in passed], rounds=rounds)
         return {**results, **done.results}, done.controls
     finally:
@@ -458,14 +361,12 @@ def _run(
             job.release(handle)
 
 
-def _add_ours(seen: _Seen, entry: Entry, result: StageResult) -> None:
+def _add_ours(seen: _Seen, name: str, entry: Entry, result: StageResult) -> None:
     key = entry.schedule.key
     if result.status is not StageStatus.PASSED:
         seen.refused.append(key)
         seen.missing.append(Missing(key, f"{result.status.value}: {result.reason}"))
         return
-    number = len(seen.entries) + 1
-    name = "ours" if number == 1 else f"ours_{number}"
     worst = _largest((e.regime, e.max_rel) for e in result.errors)
     seen.contestants.append(Contestant(name, key, entry.origin, "activated", worst))
     seen.measurements[name] = result.measurements
@@ -473,20 +374,34 @@ def _add_ours(seen: _Seen, entry: Entry, result: StageResult) -> None:
 
 
 def _add_control(
-    seen: _Seen, baseline: Baseline, controls: Sequence[MeasurementRecord], job: JobRecord
+    seen: _Seen,
+    baseline: Baseline,
+    controls: Sequence[MeasurementRecord],
+    job: JobRecord,
+    entry: Entry | None = None,
 ) -> None:
+    """A control, or with an entry that one on raw inputs: wrong as little as on activated ones."""
     name = baseline.name
     seen.missing += [Missing(name, why) for why in job.details["left_out"].get(name, ())]
     mine = tuple(m for m in controls if m.control == name)
-    if not mine:
-        return
     errors = job.details["control_errors"].get(name, ())
     worst = _largest((e["regime"], e["max_rel"]) for e in errors)
     beyond = tuple(dict.fromkeys(e["regime"] for e in errors if not e["within"]))
+    if entry is not None and (beyond or not mine):
+        seen.refused.append(entry.schedule.key)
+        if beyond:
+            reason = f"outputs of timed calls are beyond tolerance: {', '.join(beyond)}"
+            seen.missing.append(Missing(name, f"{StageStatus.REJECTED.value}: {reason}"))
+        return
+    if not mine:
+        return
+    origin = "" if entry is None else entry.origin
     seen.contestants.append(
-        Contestant(name, baseline.version(), "", baseline.input_form, worst, beyond)
+        Contestant(name, baseline.version(), origin, baseline.input_form, worst, beyond)
     )
     seen.measurements[name] = mine
+    if entry is not None:
+        seen.entries[name] = entry
 
 
 def _largest(errors: Iterable[tuple[str, float | None]]) -> dict[str, float]:

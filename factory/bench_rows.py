@@ -27,7 +27,9 @@ class Row:
         Median and its 95% interval.
     samples : int
     over_floor : float
-        Median over the floor of the workload.
+        Median over the floor of the workload, of inputs of this form.
+    held_to : str or None
+        The contestant, one of ours, whose time ``against`` has over this one.
     against : Contrast or None
         Our time over this one, of the same workload, regime, clock and cache;
         None for ours itself, or where we have no time.
@@ -46,6 +48,7 @@ class Row:
     high_us: float
     samples: int
     over_floor: float
+    held_to: str | None
     against: Contrast | None
     kernels: tuple[str, ...]
 
@@ -63,6 +66,8 @@ class Geomean:
     ----------
     us : float or None
         None where it has no time on some shape.
+    held_to : str or None
+        As in :class:`Row`.
     against : Contrast or None
         As in :class:`Row`, over the shapes that both were timed on.
     shapes : int
@@ -76,6 +81,7 @@ class Geomean:
     clock: str
     cache: str
     us: float | None
+    held_to: str | None
     against: Contrast | None
     shapes: int
     losses: tuple[str, ...]
@@ -91,11 +97,11 @@ def _cell(m: MeasurementRecord) -> _Cell:
 
 def rows(found: Benched) -> tuple[Row, ...]:
     """Every time, by regime, clock and cache, then shape, then contestant."""
-    ours = _samples(found, found.reference)
     made = []
     for c in found.contestants:
+        ours = _samples(found, found.held_to(c))
         for m in found.measurements[c.id]:
-            mine = None if c.id == found.reference else ours.get(_cell(m), {}).get(m.workload)
+            mine = ours.get(_cell(m), {}).get(m.workload)
             made.append(
                 Row(
                     contestant=c.id,
@@ -108,7 +114,8 @@ def rows(found: Benched) -> tuple[Row, ...]:
                     low_us=m.low_us,
                     high_us=m.high_us,
                     samples=len(m.samples_us),
-                    over_floor=m.median_us / found.floor.us[m.workload],
+                    over_floor=m.median_us / found.floor.of(m.input_form)[m.workload],
+                    held_to=found.held_to(c),
                     against=None if mine is None else contrast(mine, m.samples_us),
                     kernels=m.kernels,
                 )
@@ -138,7 +145,6 @@ def _samples(found: Benched, contestant: str | None) -> dict[_Cell, dict[str, tu
 
 def geomeans(found: Benched, times: Sequence[Row]) -> tuple[Geomean, ...]:
     """Each contestant over all shapes, in the order of ``times`` (:func:`rows`)."""
-    ours = _samples(found, found.reference)
     made = []
     for cell in dict.fromkeys((r.regime, r.clock, r.cache) for r in times):
         for c in found.contestants:
@@ -146,7 +152,7 @@ def geomeans(found: Benched, times: Sequence[Row]) -> tuple[Geomean, ...]:
             if not mine:
                 continue
             theirs = _samples(found, c.id)[cell]
-            shared = {} if c.id == found.reference else ours.get(cell, {})
+            shared = _samples(found, found.held_to(c)).get(cell, {})
             both = [w for w in theirs if w in shared]
             made.append(
                 Geomean(
@@ -155,6 +161,7 @@ def geomeans(found: Benched, times: Sequence[Row]) -> tuple[Geomean, ...]:
                     clock=cell[1],
                     cache=cell[2],
                     us=geomean(r.us for r in mine) if len(mine) == len(found.workloads) else None,
+                    held_to=found.held_to(c),
                     against=contrast({w: shared[w] for w in both}, {w: theirs[w] for w in both})
                     if both
                     else None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from candidates import Baseline, Schedule
 from candidates.user import UserFamily
-from factory.device.protocol import Limits
+from factory.device.protocol import TUNING_S, Limits
 from factory.stages.base import StageResult
 from leaderboard import Contrast, contrast
 from leaderboard.records import (
@@ -50,7 +50,7 @@ STAGES = ("declaration", "load", "emulate", "gate", "screen", "time", "finals")
 
 _CPU_MEMORY_BYTES = 2 << 30
 
-_LIMITS = Limits(gate_s=120.0)
+_LIMITS = Limits(gate_s=120.0, control_s=TUNING_S)
 """A user's kernel may be compiled, or tune itself, on its first calls: those of the gate."""
 
 OnEvent = Callable[[str, str], None]

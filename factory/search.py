@@ -1,23 +1,23 @@
 """Which schedule next?  Optuna, asked and told.
 
-The study lives in memory and is a function of what the leaderboard holds: it
-is rebuilt on start and every proposal's seed depends only on the campaign's
-seed and the number of proposals before it.  Only offered schedules are ever
-proposed, none of them twice.
+What the sampler knows lives in memory and is a function of what the leaderboard
+holds: it is rebuilt on start and every proposal's seed depends only on the
+campaign's seed and the number of proposals before it.  Only offered schedules
+are ever proposed, none of them twice.
 
 ========  =====================================================  ======================
 sampler   good for                                               trials under way
 ========  =====================================================  ======================
 tpe       the default: conditional spaces, many wrong            up to a twentieth of
-          schedules; milliseconds a proposal, more with every    the offer
-          trial: for campaigns of hundreds
+          schedules; milliseconds a proposal, fewer with many    the offer
+          under way
 gp        small budgets of slow trials; some tenths of a second  up to about 4
           a proposal, more with every trial
 random    the yardstick: evenly from what is untried             any number
 grid      trying all of it, in the order of the offer            any number
 ========  =====================================================  ======================
 
-What they needed on recordings is in docs/campaigns.md.
+What they needed on recordings is in docs/search.md.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from candidates import Parameter, Schedule, Value
+from candidates import Parameter, Schedule
+from factory.offer import Offer
 from leaderboard.records import ErrorRecord, StageStatus, TrialRecord, TrialStatus
 
 if TYPE_CHECKING:
-    import optuna
+    from factory.parzen import Parzen
 
 __all__ = ["SAMPLERS", "Outcome", "SamplerName", "Search", "outcome_of", "violation"]
 
@@ -41,19 +43,9 @@ SamplerName = Literal["tpe", "gp", "random", "grid"]
 
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "gp", "random", "grid")
 
-_ATTEMPTS = 8
-"""Draws from the sampler before the nearest untried schedule is taken instead."""
-_LOOKS = 512
-"""Trials that all draws for one proposal may look at: each draw looks at every one, so that a
-large study gets fewer, and the nearest untried schedule stands in for them."""
-
-_CONSTRAINT = {
-    TrialStatus.INFEASIBLE: "budget",
-    TrialStatus.REJECTED: "gate",
-    TrialStatus.CRASHED: "runs",
-    TrialStatus.TIMEOUT: "runs",
-}
-"""Constraint that a verdict violates, by its name in the study."""
+_UNDER_WAY = 64
+"""Trials under way up to which `tpe` draws for each proposal; for each so many more at once a draw
+serves one proposal more.  What is under way delays what is learnt far more than that does."""
 
 
 @dataclass(frozen=True)
@@ -147,19 +139,20 @@ class Search:
         history: Iterable[Outcome] = (),
     ) -> None:
         self._parameters = tuple(parameters)
-        self._offered = tuple(dict.fromkeys(offered))
+        self._offer = Offer(self._parameters, offered)
         self._sampler: SamplerName = sampler
         self._seed = seed
-        self._untried = dict.fromkeys(self._offered)
-        """In the order of the offer; of a large one only what is left is looked at."""
         self._first = tuple(first)
         for schedule in self._first:
-            if schedule not in self._untried:
+            if schedule not in self._offer:
                 raise ValueError(f"{schedule} is not offered")
-        self._known = frozenset(self._offered)
-        # Schedules under way; with their trial where the study is kept from ask to ask.
-        self._open: dict[Schedule, optuna.trial.Trial | None] = {}
-        self._study = _new_study() if sampler == "tpe" else None
+        self._open: dict[Schedule, None] = {}
+        """Schedules under way, in the order of their proposals."""
+        self._most_open = 1
+        """That were under way at once.  Fewer are when a driver is late: it is not to draw more."""
+        self._parzen = _new_parzen(self._parameters) if sampler == "tpe" else None
+        self._ahead: deque[Schedule] = deque()
+        """Proposals that a draw for several has left."""
         self._told: list[Outcome] = []
         self._proposals = 0
         for outcome in prior:
@@ -171,37 +164,37 @@ class Search:
     @property
     def untried(self) -> tuple[Schedule, ...]:
         """Offered schedules that were never proposed, in the order of the offer."""
-        return tuple(self._untried)
+        return tuple(self._offer)
 
     def ask(self) -> Schedule | None:
         """Propose an untried offered schedule; None when there is none left."""
-        if not self._untried:
+        if not self._offer:
             return None
         for schedule in self._first:
-            if schedule in self._untried:
+            if schedule in self._offer:
                 return self._take(schedule)
         if self._sampler == "gp":
-            return self._take(self._ask_gp(self.untried))
+            return self._take(self._ask_gp())
         if self._sampler == "random":
-            return self._take(random.Random(self._draw_seed(0)).choice(self.untried))
-        if self._study is None:
-            return self._take(next(iter(self._untried)))
-        last: dict[str, Value] = {}
-        for attempt in range(min(_ATTEMPTS, max(1, _LOOKS // max(1, self._proposals)))):
-            self._study.sampler = self._new_sampler(attempt)
-            trial = self._study.ask()
-            last = self._suggest(trial)
-            schedule = Schedule.of(self._parameters, last)
-            if schedule in self._untried:
-                return self._take(schedule, trial)
-            self._forget(trial)
-        return self._take(min(self._untried, key=lambda s: _distance(s, last)))
+            return self._take(random.Random(self._draw_seed()).choice(self.untried))
+        if self._parzen is None:
+            return self._take(next(iter(self._offer)))
+        while self._ahead:
+            if (schedule := self._ahead.popleft()) in self._offer:
+                return self._take(schedule)
+        seed = self._draw_seed()
+        # As long as a draw is chance, neighbours of one place would be a poor beginning; and in
+        # the order of the offer those that are equally near would lie to one side of it.
+        served = math.ceil(self._most_open / _UNDER_WAY) if self._parzen.fitted else 1
+        self._ahead.extend(self._offer.nearest(self._parzen.draw(seed), served, seed=seed))
+        return self._take(self._ahead.popleft())
 
-    def _ask_gp(self, untried: Sequence[Schedule]) -> Schedule:
+    def _ask_gp(self) -> Schedule:
         from factory.gaussian import draw
 
-        wanted = draw(self._parameters, self._told, tuple(self._open), seed=self._draw_seed(0))
-        return min(untried, key=lambda s: _distance(s, wanted))
+        running = tuple(self._open)
+        wanted = draw(self._parameters, self._told, running, seed=self._draw_seed())
+        return self._offer.nearest(wanted)[0]
 
     def take(self, schedule: Schedule) -> None:
         """Count a schedule as proposed without asking the sampler, for example to run it again.
@@ -211,9 +204,9 @@ class Search:
         ValueError
             It is not offered, or was proposed before.
         """
-        if schedule not in self._known:
+        if not self._offer.knows(schedule):
             raise ValueError(f"{schedule} is not offered")
-        if schedule not in self._untried:
+        if schedule not in self._offer:
             raise ValueError(f"{schedule} was proposed before")
         self._take(schedule)
 
@@ -225,124 +218,46 @@ class Search:
         ValueError
             It was not proposed, or told before.
         """
-        if outcome.schedule in self._untried or outcome.schedule not in self._known:
+        if outcome.schedule in self._offer or not self._offer.knows(outcome.schedule):
             raise ValueError(f"{outcome.schedule} was never proposed")
         if outcome.schedule not in self._open:
             raise ValueError(f"{outcome.schedule} was told before")
-        trial = self._open.pop(outcome.schedule)
-        if outcome.status is not TrialStatus.ABANDONED and self._study is None:
+        del self._open[outcome.schedule]
+        if self._parzen is not None:
+            self._parzen.end(outcome)
+        elif outcome.status is not TrialStatus.ABANDONED:
             self._told.append(outcome)
-        if trial is None or self._study is None:
-            return
-        from optuna.trial import TrialState
 
-        if outcome.status is TrialStatus.ABANDONED:
-            self._study.tell(trial, state=TrialState.FAIL)
-            return
-        for name, value in _constraints(outcome).items():
-            trial.set_constraint(name, value)
-        if outcome.status is TrialStatus.PASSED:
-            self._study.tell(trial, _value(outcome))
-            return
-        if outcome.score_us is not None:
-            trial.report(math.log(outcome.score_us), step=0)
-        self._study.tell(trial, state=TrialState.PRUNED)
-
-    def _take(self, schedule: Schedule, trial: optuna.trial.Trial | None = None) -> Schedule:
-        """Count a proposal; without the sampler's own trial of it the study is given one."""
-        self._untried.pop(schedule, None)
+    def _take(self, schedule: Schedule) -> Schedule:
+        """Count a proposal."""
+        self._offer.take(schedule)
         self._proposals += 1
-        if trial is None and self._study is not None:
-            self._study.enqueue_trial(schedule.as_dict())
-            trial = self._study.ask()
-            self._suggest(trial)
-        self._open[schedule] = trial
+        self._open[schedule] = None
+        self._most_open = max(self._most_open, len(self._open))
+        if self._parzen is not None:
+            self._parzen.begin(schedule)
         return schedule
 
-    def _suggest(self, trial: optuna.trial.Trial) -> dict[str, Value]:
-        """Draw the active parameters only, parents first."""
-        values: dict[str, Value] = {}
-        for p in self._parameters:
-            if p.active(values):
-                chosen = trial.suggest_categorical(p.name, p.choices)
-                assert isinstance(chosen, int | str)
-                values[p.name] = chosen
-        return values
-
-    def _forget(self, trial: optuna.trial.Trial) -> None:
-        """End a draw that is never run, so that the sampler learns nothing from it."""
-        from optuna.trial import TrialState
-
-        assert self._study is not None
-        self._study.tell(trial, state=TrialState.FAIL)
-
-    def _new_sampler(self, attempt: int) -> optuna.samplers.BaseSampler:
-        from optuna.samplers import TPESampler
-
-        seed = self._draw_seed(attempt)
-        # Not multivariate: children of unchosen parents are absent from most
-        # trials, and independent estimators use every trial that has the knob.
-        return TPESampler(seed=seed, n_startup_trials=8, constant_liar=True, multivariate=False)
-
-    def _draw_seed(self, attempt: int) -> int:
-        text = f"{self._seed}:{self._proposals}:{attempt}"
+    def _draw_seed(self) -> int:
+        text = f"{self._seed}:{self._proposals}:0"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     def _restore(self, outcome: Outcome) -> None:
         if outcome.status is TrialStatus.ABANDONED:
             return
-        self._untried.pop(outcome.schedule, None)
+        self._offer.take(outcome.schedule)
         self._proposals += 1
         self._learn(outcome)
 
     def _learn(self, outcome: Outcome) -> None:
         """Enter a trial that ended elsewhere, or in an earlier launch."""
-        if self._study is None:
+        if self._parzen is None:
             self._told.append(outcome)
-            return
-        from optuna.distributions import CategoricalDistribution
-        from optuna.trial import TrialState, create_trial
-
-        choices = {p.name: p.choices for p in self._parameters}
-        passed = outcome.status is TrialStatus.PASSED
-        known = not passed and outcome.score_us is not None
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE if passed else TrialState.PRUNED,
-                value=_value(outcome) if passed else None,
-                params=outcome.schedule.as_dict(),
-                distributions={
-                    name: CategoricalDistribution(choices[name])
-                    for name in outcome.schedule.as_dict()
-                },
-                intermediate_values={0: _value(outcome)} if known else {},
-                constraints=_constraints(outcome),
-            )
-        )
+        else:
+            self._parzen.learn(outcome)
 
 
-def _new_study() -> optuna.Study:
-    import optuna
+def _new_parzen(parameters: Sequence[Parameter]) -> Parzen:
+    from factory.parzen import Parzen
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(direction="minimize")
-
-
-def _value(outcome: Outcome) -> float:
-    """Logarithm of the score: a gain of a tenth counts the same at every size."""
-    if outcome.score_us is None:
-        raise ValueError(f"{outcome.schedule} passed without a score")
-    return math.log(outcome.score_us)
-
-
-def _constraints(outcome: Outcome) -> dict[str, float]:
-    violated = _CONSTRAINT.get(outcome.status)
-    return {
-        name: outcome.violation if name == violated else 0.0 for name in ("budget", "gate", "runs")
-    }
-
-
-def _distance(schedule: Schedule, values: Mapping[str, Value]) -> int:
-    """Knobs in which a schedule differs from ``values``."""
-    own = schedule.as_dict()
-    return sum(own.get(name) != values.get(name) for name in {*own, *values})
+    return Parzen(parameters)

@@ -326,6 +326,10 @@ class Operation(ABC):
     def floor_bytes(self, workload: Workload) -> int:
         """Bytes that any implementation must move through device memory."""
 
+    def raw_floor_bytes(self, workload: Workload) -> int:
+        """The same of one that is fed :meth:`raw_form`; as many, unless an operation says."""
+        return self.floor_bytes(workload)
+
     def probes(
         self,
         workload: Workload,

@@ -10,10 +10,21 @@ from pathlib import Path
 import postgresql_server
 import pytest
 
+from factory.machine import sm90_gpus
+
 # The DSL reads it once, when it is first imported, by whichever test comes first.
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 # No test learns from what another, or its user, compiled before; those of the store name one.
 os.environ["FACTORY_ARTEFACTS"] = ""
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a GPU is skipped where there is none, by whatever else it was chosen."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if for_gpu and not sm90_gpus():
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs an sm90 GPU"))
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,33 @@ def test_imports_run_one_way(package: str) -> None:
         assert not known, f"{path.relative_to(ROOT)} must not know {sorted(known)}"
 
 
+def taken(path: Path, package: str) -> set[str]:
+    """Names in ``package`` of the folders and modules that a source takes from it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            above = path.parents[node.level - 1].relative_to(ROOT)
+            names.add(".".join((*above.parts, *(node.module or "").split("."))))
+    dotted = (name.split(".") for name in names)
+    return {parts[1] for parts in dotted if parts[0] == package and len(parts) > 1}
+
+
+@pytest.mark.parametrize("package", ["operations", "candidates"])
+def test_what_operations_share_is_in_one_place_that_knows_none_of_them(package: str) -> None:
+    folders = {p.parent for p in sorted((ROOT / package).glob("*/__init__.py"))}
+    names = {folder.name for folder in folders}
+    assert {"_delta_rule", "gdn_prefill", "kda_prefill"} <= names
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            other = (taken(path, package) & names) - {folder.name}
+            wrong = sorted(name for name in other if not name.startswith("_"))
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()

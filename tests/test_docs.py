@@ -244,7 +244,8 @@ def test_campaigns_has_every_preset_and_its_size() -> None:
 
 
 def test_campaigns_names_every_baseline() -> None:
-    names = [b.name for b in candidates.baselines("kda_prefill")]
+    operations = ("kda_prefill", "gdn_prefill")
+    names = [b.name for operation in operations for b in candidates.baselines(operation)]
     row = next(r for r in rows(page("campaigns.md"), "key", "type") if r[0] == "`controls`")
     assert code(row[3]) == names
 

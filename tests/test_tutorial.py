@@ -54,20 +54,39 @@ def test_a_line_that_is_not_printed_is_noticed() -> None:
     assert missing(["1  8  96.69  form=a"], said) == ["1  8  96.69  form=a"]
 
 
+def said_by(line: str, folder: Path) -> str:
+    """What a command of the page prints in ``folder``, where it ends well."""
+    command = [sys.executable, "-m", *shlex.split(line)] if line.startswith("factory ") else line
+    done = subprocess.run(
+        command,
+        shell=isinstance(command, str),
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_the_export_of_the_tutorial_is_written_where_the_page_says(tmp_path: Path) -> None:
+    lines = [line for line, _ in console("6. Export")]
+    *before, tested = lines
+    for line in before:
+        if not line.startswith("pip "):
+            said_by(line, tmp_path)
+    assert "pip install pytest" in before
+    python, m, pytest_, folder = shlex.split(tested)
+    assert (python, m, pytest_) == ("python", "-m", "pytest")
+    assert list((tmp_path / folder / "tests").glob("test_*.py"))
+
+
 @pytest.mark.soak
 def test_the_tutorial_shows_what_its_commands_print(tmp_path: Path) -> None:
     ran = 0
     for line, shown in console("2. The smallest campaign") + console("3. Why was it rejected?"):
         if not line.startswith("factory "):
             continue
-        done = subprocess.run(
-            [sys.executable, "-m", "factory", *shlex.split(line)[1:]],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert missing(shown, done.stdout + done.stderr) == [], line
+        assert missing(shown, said_by(line, tmp_path)) == [], line
         ran += 1
     assert ran == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from candidates._delta_rule.sources import source_hash
 from candidates.gdn_prefill import space
 from candidates.gdn_prefill.cost import modelled_us
 from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
-from candidates.kda_prefill import FAMILY as KDA
 from operations import Inputs, Workload
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class GdnPrefillFamily(Family):
-    """Chunked GDN prefill: a PREP for scalar gates and KDA's scan, or both in one kernel.
+    """Chunked GDN prefill: a PREP for scalar gates and a scan, or both in one kernel.
 
     Attributes
     ----------
@@ -77,8 +75,8 @@ class GdnPrefillFamily(Family):
         return modelled_us(schedule, workload)
 
     def source_hash(self) -> str:
-        """See :func:`candidates._delta_rule.sources.source_hash`, and KDA's own."""
-        return hashlib.sha256(f"{KDA.source_hash()}\0{source_hash(_ROOT)}".encode()).hexdigest()
+        """See :func:`candidates._delta_rule.sources.source_hash`."""
+        return source_hash(_ROOT)
 
     def compile(self, schedule: Schedule) -> Build:
         """See :func:`candidates.gdn_prefill.kernel.launch.compile_schedule`."""

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 import leaderboard
 import operations
@@ -28,8 +29,9 @@ MEASURED = {
     "docs/results.md": "kda_prefill",
     "docs/kernel.md": "kda_prefill",
     "docs/scale.md": "kda_prefill",
+    "docs/gdn_results.md": "gdn_prefill",
 }
-"""Page to the operation whose newest shipped campaign it shows."""
+"""Page to the operation whose newest shipped campaign it shows; it may show none yet."""
 
 DEFINED = {"docs/operations.md": "kda_prefill", "docs/gdn_prefill.md": "gdn_prefill"}
 """Page to the operation whose tables it has."""
@@ -51,7 +53,7 @@ _PYTHON = re.compile(r"^## Python\n.*?^```python\n(.*?)^```$", re.M | re.S)
 def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
     """Blocks of one page, but for the output of the first page's example.
 
-    ``shown`` is by operation.
+    ``shown`` is by operation; a page about one that it lacks says so in each block.
     """
     if name in DEFINED:
         return operation.blocks(operations.get(DEFINED[name]))
@@ -61,6 +63,9 @@ def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
         return commands.blocks()
     if name not in MEASURED:
         return printed.blocks(name)
+    if MEASURED[name] not in shown:
+        said = f"No measured campaign of `{MEASURED[name]}` is shipped yet."
+        return dict.fromkeys(marks((ROOT / name).read_text("utf-8")), said)
     campaign = shown[MEASURED[name]]
     if name == "docs/scale.md":
         return scale.blocks(campaign)
@@ -70,18 +75,18 @@ def blocks_of(name: str, shown: Mapping[str, Shown]) -> Mapping[str, str]:
         return {"summary": results.readme_blocks(campaign)["summary"]}
     if name == "docs/kernel.md":
         return kernel.kernel_blocks(campaign)
-    return results.results_blocks(campaign)
+    if name == "docs/results.md":
+        return results.results_blocks(campaign)
+    return {**results.readme_blocks(campaign), **results.results_blocks(campaign)}
 
 
 def shown_in(store: Store) -> dict[str, Shown]:
-    """What the pages show of measured campaigns, by operation.
-
-    Raises
-    ------
-    LookupError
-        If there is none of an operation that a page is about.
-    """
-    return {name: choose(store, name) for name in dict.fromkeys(MEASURED.values())}
+    """What the pages show of measured campaigns, by operation, of those that have one."""
+    found = {}
+    for name in dict.fromkeys(MEASURED.values()):
+        with suppress(LookupError):
+            found[name] = choose(store, name)
+    return found
 
 
 def example_output(page: str) -> str:

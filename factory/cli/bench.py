@@ -87,17 +87,19 @@ def bench(
 ) -> int:
     """Time OPERATION's current winner and all baselines in turns, in one job.
 
-    All tuned shapes, the three clocks, warm and cold, production and slow
-    gates, with the floor of each shape.  What cannot run here is named with
-    the reason.  Exit code 0: done; 1: a schedule of ours was refused; 2: wrong
+    The winner is timed on activated inputs, and on raw ones where it takes
+    them.  All tuned shapes, the three clocks, warm and cold, production and
+    slow gates, with the floor of each shape.  What cannot run here is named
+    with the reason.  Exit code 0: done; 1: a schedule of ours was refused; 2: wrong
     usage; 3: no sm90 GPU, or the machine did not hold still.
 
     With --json: one object with id (the job's), operation, void, floor,
     contestants, missing, rows (one for each time), geomeans, job and
     fingerprint; docs/bench.md has their shapes.
     """
-    from factory.bench import WINNER, choose, named
+    import candidates
     from factory.bench import bench as run
+    from factory.bench_entries import WINNER, choose, named
 
     known, family = _known(operation)
     baselines = _baselines(known, controls)
@@ -121,6 +123,7 @@ def bench(
             rounds=rounds,
             workloads=workloads or None,
             missing=missing,
+            fed_raw=candidates.fed_raw(known.name),
             on_event=lambda kind, line: click.echo(f"{kind}: {line}", err=True),
         )
         if as_json:
@@ -184,8 +187,11 @@ def _record(store: Store, found: Benched) -> str:
         entry = found.entries.get(c.id)
         if entry is None:
             times += found.measurements[c.id]
+        elif c.input_form == "raw":
+            # Neither a trial's, whose times are those of activated inputs, nor a control's.
+            left.append(f"{c.id}, whose inputs are no trial's")
         elif entry.trial_id is None:
-            left.append(c.id)
+            left.append(f"{c.id}, which has no trial there")
         else:
             times += [
                 m.model_copy(update={"trial_id": entry.trial_id}) for m in found.measurements[c.id]
@@ -195,7 +201,7 @@ def _record(store: Store, found: Benched) -> str:
     store.open_job(job.model_copy(update={"status": JobStatus.OPEN, "ended_at": None}))
     store.add_measurements(times)
     store.close_job(job.id, job.status, drift=job.drift, note=job.note)
-    without = f"; without {', '.join(left)}, which has no trial there" if left else ""
+    without = f"; without {'; '.join(left)}" if left else ""
     return f"stored: job {job.id}, {len(times)} times, in {store.name}{without}"
 
 
@@ -218,7 +224,10 @@ def _object(found: Benched) -> dict[str, Any]:
         "floor": {
             "bytes_per_s": found.floor.bytes_per_s,
             "source": found.floor.source,
-            "shapes": [{"id": w, "us": us} for w, us in found.floor.us.items()],
+            "shapes": [
+                {"id": w, "us": us, "raw_us": found.floor.raw_us[w]}
+                for w, us in found.floor.us.items()
+            ],
         },
         "contestants": [asdict(c) for c in found.contestants],
         "missing": [asdict(m) for m in found.missing],
@@ -251,8 +260,14 @@ def _print(found: Benched) -> None:
         f"job {job.id}, {found.rounds} rounds, seed {job.seed},"
         f" source {found.fingerprint.values['source'][:12]}\n"
         f"floor: bytes that must move at {found.floor.bytes_per_s / 1e12:.2f} TB/s\n"
-        f"({found.floor.source})\n"
+        f"({found.floor.source})"
     )
+    if any(c.input_form == "raw" for c in found.contestants):
+        click.echo(
+            f"geomean us: {_floor(found)} on activated inputs, as in the tables,"
+            f" {_floor(found, 'raw')} on raw ones"
+        )
+    click.echo()
     _print_contestants(found)
     if found.missing:
         click.echo("\nmissing")
@@ -262,6 +277,8 @@ def _print(found: Benched) -> None:
     means = geomeans(found, times)
     if found.reference is not None:
         click.echo(f"\n{_FASTER} faster than ours, {_TIED} not told apart from ours")
+        if found.raw_reference is not None:
+            click.echo(f"columns fed raw inputs are held to {found.raw_reference}")
     for regime in dict.fromkeys(r.regime for r in times):
         click.echo()
         _print_means(found, regime, [g for g in means if g.regime == regime])
@@ -295,7 +312,7 @@ def _print_contestants(found: Benched) -> None:
     if any(c.inexact for c in found.contestants):
         click.echo(f"{_INEXACT} beyond the tolerance that ours meets")
     for c in found.contestants:
-        if c.origin:
+        if c.origin and c.input_form != "raw":  # of one schedule once
             click.echo(f"{c.id}: {c.origin}")
 
 
@@ -323,10 +340,10 @@ def _marked(us: float | None, against: Contrast | None) -> str:
     return f"{mark[against.verdict]}{us_text(us)}"
 
 
-def _floor(found: Benched) -> str:
+def _floor(found: Benched, input_form: str = "activated") -> str:
     from factory.device.verdicts import geomean
 
-    return us_text(geomean(found.floor.us.values()))
+    return us_text(geomean(found.floor.of(input_form).values()))
 
 
 def _print_means(found: Benched, regime: str, means: Sequence[Geomean]) -> None:
@@ -349,7 +366,14 @@ def _print_means(found: Benched, regime: str, means: Sequence[Geomean]) -> None:
         ),
         title=f"{regime}: geomean us over {len(found.workloads)} shapes",
         right=",".join(["floor", *heads]),
+        drop=_dispensable(found, {g.contestant: g for g in means if g.clock == "gpu"}),
     )
+
+
+def _dispensable(found: Benched, means: dict[str, Geomean]) -> str:
+    """Heads of controls, slowest last: those that a narrow terminal does without first."""
+    controls = [c for c in found.contestants if c.id in means and c.id not in found.entries]
+    return ",".join(_head(c) for c in sorted(controls, key=lambda c: means[c.id].us or 0.0))
 
 
 def _print_cell(found: Benched, times: Sequence[Row], means: dict[str, Geomean]) -> None:
@@ -385,6 +409,7 @@ def _print_cell(found: Benched, times: Sequence[Row], means: dict[str, Geomean])
         lines,
         title=f"{first.regime}, {_label(first.clock, first.cache)}: median us",
         right=",".join(["floor", *heads, ratio]),
+        drop=_dispensable(found, means),
     )
 
 

@@ -176,6 +176,7 @@ def checked(said: Mapping[str, Any], message: Any, *, baseline: bool) -> dict[st
             continue
         found["readings"][case.label] = _reading(readings.get(case.label), wanted)
         found["kernel_names"][case.label] = _names(names.get(case.label))
+    found["took_s"] = float(_number(said.get("took_s")))
     return found
 
 

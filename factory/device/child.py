@@ -132,11 +132,13 @@ class _Service:
                     continue
                 names[case.label] = list(self._for(case, case.sets[0]).kernel_names)
             labels.append(case.label)
+        begin = self._bench.now_ns()
         with _foreign("timed call"):
             readings = take_times(
                 self._bench, courses, message.sampling, lambda number: self._at(labels[number])
             )
             self._bench.synchronize()
+        passed_s = (self._bench.now_ns() - begin) / 1e9
         for bound, returned in kept.values():
             self._deliver(returned, bound)
         self._bench.synchronize()
@@ -144,6 +146,7 @@ class _Service:
             "readings": {n: asdict(r) for n, r in zip(labels, readings, strict=True)},
             "skipped": skipped,
             "kernel_names": names,
+            "took_s": max(0.0, passed_s - sum(r.first_s for r in readings)),
         }
 
     def _course(self, case: Case, kept: dict[int, tuple[Bound, Any]]) -> Course:

@@ -36,7 +36,8 @@ class Course:
     calls : sequence of callables
         Bound calls on different inputs; back-to-back calls rotate over them.
     sample : callable
-        Prepares sample ``i`` outside the timed window and returns its call.
+        Prepares sample ``i`` outside the timed window and returns its call: the same one for
+        every ``i``, or one of ``calls``.
     """
 
     calls: Sequence[Call]
@@ -64,6 +65,21 @@ class Reading:
     """Lowest SM clock seen, over its maximum; None where it cannot be read."""
     throttled: bool = False
     """Whether samples were kept although the clock stayed low."""
+    first_s: float = 0.0
+    """Seconds that its very first calls took, which no sample holds."""
+
+
+def _each_once(bench: Bench, course: Course) -> None:
+    """Run every call of a course once, untimed.
+
+    Here is paid for what a call compiles, tunes or uploads when it is made for the
+    first time, or for the first time since many others.
+    """
+    # Values of sample 1: neither those of the first sample nor those of the last one, so that
+    # a result which is kept from here is wrong when it is looked at.
+    for call in dict.fromkeys((*course.calls, course.sample(1))):
+        call()
+    bench.synchronize()
 
 
 def warm_up(bench: Bench, course: Course, limit_s: float) -> float:
@@ -123,6 +139,10 @@ def take_times(
 ) -> list[Reading]:
     """Time every course; all ``gpu`` samples share one recording.
 
+    Every call of a course runs once, untimed, before its warm-up, and again before
+    its samples of the ``gpu`` clock and of the host clocks: other courses come
+    in between.
+
     Samples taken while the device's clock was low are thrown away and taken
     again, a few times; the last attempt stays, and says so.
 
@@ -135,6 +155,9 @@ def take_times(
     seconds: list[float] = []
     for number, course in enumerate(courses):
         progress(number)
+        begin = bench.now_ns()
+        _each_once(bench, course)
+        readings[number].first_s = (bench.now_ns() - begin) / 1e9
         seconds.append(warm_up(bench, course, sampling.warm_s))
     if sampling.gpu:
         _gpu_clock(bench, courses, sampling, seconds, readings, progress)
@@ -193,6 +216,7 @@ def _gpu_clock(
                 for i in range(cold):
                     sample(course.sample(i), True)
 
+            _each_once(bench, course)
             for kept in _attempts(bench, sampling.clock_share, readings[number], attempt):
                 passes.append(_Pass(number, warm, cold, kept))
         bench.synchronize()
@@ -281,6 +305,7 @@ def _host_clocks(
 
     if not calls and not bursts:
         return
+    _each_once(bench, course)
     for kept in _attempts(bench, sampling.clock_share, reading, attempt):
         if not kept:
             reading.thrown_away += len(reading.per_call) + len(reading.pipelined)

@@ -6,7 +6,6 @@ still; a control that fails is reported and left out, never a candidate's fault.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,8 @@ class _Control:
     child: Child | None = None
     lost: bool = False
     reading_s: float = 0.0
-    """What its first reading of ``gpu`` time on one regime took."""
+    """What its first reading of ``gpu`` time took on the last regime that it serves, without the
+    first calls, in which some tune themselves."""
 
 
 class Controls:
@@ -89,7 +89,7 @@ class Controls:
         self._course: dict[str, list[dict[str, float]]] = {}
         """Control to the medians of each of its readings, by workload."""
         self.errors: dict[str, list[dict[str, Any]]] = {}
-        """Control to its errors on the inputs that candidates are gated on, first reading."""
+        """Control to its errors: all of the first reading, and what is out of tolerance later."""
         self.left_out: dict[str, list[str]] = {}
         """Control to why it was not timed, wholly or on some regime."""
         self.closed = False
@@ -162,7 +162,6 @@ class Controls:
         for regime in self._regimes if first or sampling else self._regimes[:1]:
             production = regime is self._regimes[0]
             usual = _FIRST if first and production else _AGAIN
-            began = time.perf_counter()
             timed = self._timer.take(
                 child,
                 regime,
@@ -171,13 +170,15 @@ class Controls:
                 declared=None,
                 limit_s=self._limits.control_s,
                 stage="control",
+                input_form=control.baseline.input_form,
             )
             self._report(control, regime, timed)
             if first:
-                control.reading_s = time.perf_counter() - began
-                self.errors.setdefault(name, []).extend(e.model_dump() for e in timed.errors)
+                control.reading_s = timed.took_s if timed.samples else control.reading_s
+            found_errors = [e.model_dump() for e in timed.errors if first or not e.within]
+            self.errors.setdefault(name, []).extend(found_errors)
             if timed.wrong and production:
-                self._lose(control, timed.wrong)
+                self._lose(control, f"{regime.name}: {timed.wrong}")
                 return []
             if timed.wrong:
                 continue

@@ -49,6 +49,10 @@ from operations import Operation, Regime, Workload
 
 __all__ = ["DeviceJob", "Finals", "Handle", "Rounds", "open_job"]
 
+_LEAST_HOST_BYTES = 8 << 30
+"""What a child has in any case: libraries of torch, CUDA and the DSL are resident in part, and
+compiling takes more."""
+
 TIMED_BETWEEN = 8
 """Candidates timed between two readings of the controls."""
 
@@ -579,9 +583,13 @@ def _loaded(child: Child) -> StageResult:
 
 
 def _host_bytes(limit: int) -> int:
-    """Host memory of a child: the limit, or most of what the machine has left."""
+    """Host memory of a child: the limit, or most of what the machine has left.
+
+    Never less than an honest child may need: a machine whose memory grows as it is used says
+    too little, and where there really is so little, a child is the first that the system ends.
+    """
     left = machine.available_bytes()
-    return limit if left is None else min(limit, left * 4 // 5)
+    return limit if left is None else min(limit, max(left * 4 // 5, _LEAST_HOST_BYTES))
 
 
 def _believed(target: Target, said: str) -> bool:

@@ -15,6 +15,7 @@ from candidates import Baseline, Family, Schedule
 from operations import Workload
 
 __all__ = [
+    "TUNING_S",
     "Bound",
     "Case",
     "Limits",
@@ -26,6 +27,11 @@ __all__ = [
     "Target",
     "Time",
 ]
+
+
+TUNING_S = 1800.0
+"""One message to a control where all of them are asked for: an autotuner takes a minute for each
+of a list of shapes' head counts."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Limits:
         takes from the driver directly is not limited.
     host_bytes : int
         Resident host memory of a child, at most 0.8 of what the machine has left
-        when it starts; watched while the job waits for it.
+        when it starts, or 8 GiB if that is more; watched while the job waits for it.
         An address-space limit is unusable: CUDA reserves hundreds of gigabytes.
     file_bytes : int
         Longest file a child may write, its log among them.

@@ -57,6 +57,8 @@ class Timed:
         Samples that were taken while the clock was low, and taken again.
     sm_share : float or None
         Lowest SM clock seen, over its maximum; None where it cannot be read.
+    took_s : float
+        Seconds that the process says all of it took, its first calls not counted.
     """
 
     samples: dict[str, dict[Clock, list[float]]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Timed:
     launches: dict[str, dict[str, int]] = field(default_factory=dict)
     thrown_away: int = 0
     sm_share: float | None = None
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Timer:
         declared: Sequence[str] | None,
         limit_s: float,
         stage: str,
+        input_form: str = "activated",
     ) -> Timed:
         """Time one regime on several workloads in one message.
 
@@ -116,12 +120,17 @@ class Timer:
             it is handed raw inputs beside the activated ones, declares its
             names per workload, and its inputs stay in place, because it may
             convert them before the timed call.
+        input_form : {"activated", "raw"}
+            What it reads: no time below what those bytes take is believed.
 
         Raises
         ------
         ChildFailure, HarnessError
         """
         trusted = declared is None
+        floor_bytes = self.operation.floor_bytes
+        if input_form == "raw":
+            floor_bytes = self.operation.raw_floor_bytes
         draws = [Draw(w, regime, i, raw=trusted) for w in workloads for i in range(SETS)]
         with self.bank.use(draws) as entries, self.bank.scratch() as scratch:
             plan: list[tuple[Case, list[Entry]]] = []
@@ -136,7 +145,7 @@ class Timer:
             start = time.perf_counter()
             reply = child.ask(Time(tuple(case for case, _ in plan), sampling), limit_s)
             passed_s = time.perf_counter() - start
-            result = Timed()
+            result = Timed(took_s=reply["took_s"])
             claimed_s = sum(map(claimed_us, reply["readings"].values())) / 1e6
             if self.real_time and claimed_s > passed_s:
                 self._invalid(
@@ -149,7 +158,8 @@ class Timer:
                     result.skipped[case.workload.name] = reply["skipped"][case.label]
                     continue
                 names = reply["kernel_names"][case.label] if declared is None else declared
-                self._read(result, case, mine, reply["readings"][case.label], names, sampling)
+                floor_us = floor_bytes(case.workload) / self.floor_bytes_per_s * 1e6
+                self._read(result, case, reply["readings"][case.label], names, sampling, floor_us)
                 self._check(result, case, mine, stage, trusted=trusted)
         return result
 
@@ -157,10 +167,10 @@ class Timer:
         self,
         result: Timed,
         case: Case,
-        entries: Sequence[Entry],
         reading: Mapping[str, Any],
         declared: Sequence[str],
         sampling: Sampling,
+        floor_us: float,
     ) -> None:
         name = case.workload.name
         result.thrown_away += int(reading["thrown_away"])
@@ -180,7 +190,6 @@ class Timer:
         if not sampling.gpu:
             return
         foreign = undeclared(reading["kernels"], declared)
-        floor_us = self.operation.floor_bytes(case.workload) / self.floor_bytes_per_s * 1e6
         fastest = min([*result.samples[name][Clock.GPU], *result.cold.get(name, ())])
         if reading["empty"]:
             self._invalid(result, f"{case.label}: kernel identity: a timed call launched nothing")

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from factory.errors import UserError
@@ -106,7 +106,7 @@ def _refuse_foreign(folder: Path, beside: Sequence[str]) -> None:
             f"{folder} holds files that no export wrote; name an empty folder, or a new one"
         )
     told = read_manifest(folder)
-    altered, _, added = _differences(folder, told["files"])
+    altered, _, added = _differences(folder, told)
     added = tuple(name for name in added if name.partition("/")[0] not in beside)
     if altered or added:
         what = f"{altered[0]} was altered" if altered else f"{added[0]} was not exported"
@@ -134,7 +134,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} was written by a newer version; upgrade kernel-factory")
     if not isinstance(told.get("files"), dict) or not isinstance(told.get("export_hash"), str):
         raise UserError(f"{path} names no files or no hash; export again")
+    outside = [name for name in told["files"] if not _within(name)]
+    if outside:
+        raise UserError(f"{path} was altered: it names {outside[0]!r}, which is no file of it")
     return told
+
+
+def _within(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def check(
@@ -165,11 +173,8 @@ def check(
             f"{folder} is a {told['layout']} data set; write it again, it is not vendored"
         )
     files = told["files"]
-    altered, missing, added = _differences(folder, files)
+    altered, missing, added = _differences(folder, told)
     stated = told["export_hash"]
-    own = export_hash({n: (folder / n).read_bytes() for n in files if n not in missing})
-    if own != stated and not altered and not missing:
-        altered = (MANIFEST,)
     now = export_hash(currents[0]) if currents else None
     changed: list[str] = []
     differs: tuple[str, ...] = ()
@@ -214,13 +219,17 @@ def _unlike(folder: Path, told: Mapping[str, Any], current: Mapping[str, bytes])
 
 
 def _differences(
-    folder: Path, files: Mapping[str, str]
+    folder: Path, told: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Files altered, missing and added, by name."""
+    """Files altered, missing and added, by name; a manifest whose hash is not theirs is altered."""
+    files: Mapping[str, str] = told["files"]
     there = _present(folder)
     altered = tuple(n for n in sorted(there & set(files)) if _hash(folder / n) != files[n])
     missing = tuple(sorted(set(files) - there))
     added = tuple(sorted(there - set(files) - {MANIFEST}))
+    if "layout" not in told and not altered and not missing:  # a data set states its folder's hash
+        own = export_hash({name: (folder / name).read_bytes() for name in files})
+        altered = () if own == told["export_hash"] else (MANIFEST,)
     return altered, missing, added
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candidates import Baseline, Schedule
+from factory.device.protocol import TUNING_S, Limits
 from factory.device.verdicts import geomean
 from factory.export.contest import CANDIDATE, EXPORT, Contest
 from factory.provenance import digest
@@ -46,6 +47,8 @@ BOUND = 1.02
 PHASE = "claim"
 
 _TESTS_S = 600.0
+
+_LIMITS = Limits(control_s=TUNING_S)
 
 _RUN_TESTS = """
 import sys
@@ -260,6 +263,7 @@ def gate(
         operation,
         contest,
         seed=seed,
+        limits=_LIMITS,
         log_dir=log_dir,
         baselines=baselines,
         on_event=event,

@@ -14,19 +14,11 @@ _PACKAGE = "candidates.gdn_prefill.kernel"
 
 
 class GdnExporter(DeltaRuleExporter):
-    """A gate for each token and value head; value heads may share a head of q and k.
-
-    Scan, activation and checks of arguments are those of KDA prefill, whose modules come along in
-    a folder of their own.
-    """
+    """A gate for each token and value head; value heads may share a head of q and k."""
 
     operation = "gdn_prefill"
     package = _PACKAGE
-    packages = {  # noqa: RUF012
-        _PACKAGE: "kernel",
-        SHARED: "delta_rule",
-        "candidates.kda_prefill.kernel": "kda",
-    }
+    packages = {_PACKAGE: "kernel", SHARED: "delta_rule"}  # noqa: RUF012
     templates = (
         ("factory.export", "templates/gdn_prefill"),
         ("factory.export", "templates/delta_rule"),
@@ -35,7 +27,7 @@ class GdnExporter(DeltaRuleExporter):
         "any_prefill": operation,
         "any_title": "GDN prefill",
         "any_method": "Gated DeltaNet",
-        # Kernels, of which the scan is KDA's, and how their entry point is called.
+        # Kernels, of which the scan's are called as in KDA, and how their entry point is called.
         "any_kernel_sections": '(".text.gdn_", ".text.kda_")',
         "any_fused_field": "waves",
         "any_kernels_launched": '"gdn_"',

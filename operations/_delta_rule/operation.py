@@ -31,11 +31,14 @@ class DeltaRulePrefill(Operation, Generic[W]):
     ----------
     workload_type : type
         The workloads that it takes.
+    gate_channels : int
+        Gates of one token and state head: 128, or 1.
     recipes : Mapping[str, Recipe]
         By regime name.
     """
 
     workload_type: type[W]
+    gate_channels: ClassVar[int]
     recipes: ClassVar[Mapping[str, Recipe]]
 
     @abstractmethod
@@ -115,6 +118,21 @@ class DeltaRulePrefill(Operation, Generic[W]):
         from operations._delta_rule.oracle import chunked
 
         return chunked(inputs)
+
+    def floor_bytes(self, workload: Workload) -> int:
+        """q, k, v and o in bf16, g and beta in fp32, and the states there are, each moved once."""
+        return self._moved_bytes(self._own(workload), gate_bytes=4)
+
+    def raw_floor_bytes(self, workload: Workload) -> int:
+        """The same with gates and logits in bf16, and with A_log and dt_bias in fp32."""
+        w = self._own(workload)
+        return self._moved_bytes(w, gate_bytes=2) + 4 * w.state_heads * (1 + self.gate_channels)
+
+    def _moved_bytes(self, w: W, *, gate_bytes: int) -> int:
+        values = 2 * 2 * (w.heads + w.state_heads) * HEAD_DIM
+        gates = gate_bytes * w.state_heads * (self.gate_channels + 1)
+        states = (1 + w.initial_state) * w.sequences * w.state_heads * HEAD_DIM * HEAD_DIM * 4
+        return w.tokens * (values + gates) + states
 
     def compare(
         self,

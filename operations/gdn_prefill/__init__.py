@@ -10,7 +10,6 @@ from typing import Any
 
 from operations._base import Regime, Workload
 from operations._delta_rule.operation import DeltaRulePrefill
-from operations._delta_rule.spec import HEAD_DIM
 from operations.gdn_prefill._regimes import RECIPES, REGIMES
 from operations.gdn_prefill._spec import CONTRACT, TENSORS, TOLERANCES
 from operations.gdn_prefill._workloads import REDUCED, WORKLOADS, GdnWorkload
@@ -39,6 +38,7 @@ class GdnPrefill(DeltaRulePrefill[GdnWorkload]):
     recipes = RECIPES
     workloads = WORKLOADS
     workload_type = GdnWorkload
+    gate_channels = 1
     tolerances = TOLERANCES
     contract = CONTRACT
 
@@ -63,13 +63,6 @@ class GdnPrefill(DeltaRulePrefill[GdnWorkload]):
     def reduced(self) -> tuple[Workload, ...]:
         """Four small workloads: one long chain, ragged ones, groups of 1 to 3, one stateless."""
         return REDUCED
-
-    def floor_bytes(self, workload: Workload) -> int:
-        """q, k, v and o in bf16, g and beta in fp32, and the states there are, each moved once."""
-        w = self._own(workload)
-        tokens = 4 * (w.heads + w.value_heads) * HEAD_DIM + 8 * w.value_heads
-        states = (1 + w.initial_state) * w.sequences * w.value_heads * HEAD_DIM * HEAD_DIM * 4
-        return w.tokens * tokens + states
 
 
 OPERATION = GdnPrefill()

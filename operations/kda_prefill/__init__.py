@@ -38,6 +38,7 @@ class KdaPrefill(DeltaRulePrefill[KdaWorkload]):
     recipes = RECIPES
     workloads = WORKLOADS
     workload_type = KdaWorkload
+    gate_channels = HEAD_DIM
     tolerances = TOLERANCES
     contract = CONTRACT
 
@@ -62,12 +63,6 @@ class KdaPrefill(DeltaRulePrefill[KdaWorkload]):
     def reduced(self) -> tuple[Workload, ...]:
         """Four small workloads: one long chain, ragged ones, one without initial state."""
         return REDUCED
-
-    def floor_bytes(self, workload: Workload) -> int:
-        """q, k, v and o in bf16, g and beta in fp32, and the states there are, each moved once."""
-        w = self._own(workload)
-        states = (1 + w.initial_state) * w.sequences * w.heads * HEAD_DIM * HEAD_DIM * 4
-        return 12 * w.tokens * w.heads * HEAD_DIM + 4 * w.tokens * w.heads + states
 
 
 OPERATION = KdaPrefill()

@@ -17,6 +17,16 @@ def made_safe(offsets: list[int], rows: int) -> list[int]:
     return list(accumulate((min(max(offset, 0), rows) for offset in offsets), max))
 
 
+def moved(call: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
+    """Arguments of a call on another device; views keep the strides that ``to`` alone drops."""
+
+    def with_strides(x: torch.Tensor) -> torch.Tensor:
+        base = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+        return base.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return {n: with_strides(x) if isinstance(x, torch.Tensor) else x for n, x in call.items()}
+
+
 def assert_streams_share_nothing(call: Call, cases: list[dict[str, Any]], times: int) -> None:
     """Calls in flight on streams of their own, ``times`` of each, give what each gives alone."""
     wants = [call(x) for x in cases]

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from candidates._delta_rule.kernel import known
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import Options
 from candidates._delta_rule.kernel.pieces import Scratch
-from candidates.kda_prefill.kernel import arguments, entry, known
+from candidates.kda_prefill.kernel import arguments, entry
 from candidates.kda_prefill.kernel.entry import DEFAULT, Config, FusedConfig, kda_prefill
 from candidates.kda_prefill.kernel.fused_plan import NEVER, SHORTER
 
 CONFIG = Config(bt=32, anchor="mid")
 
 
+class Launches(list):
+    """Configuration, whether there was a state, and arguments of each; ``forms`` their options."""
+
+    def __init__(self):
+        super().__init__()
+        self.forms = []
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Serve CPU tensors with a function that records its arguments and fills the outputs."""
-    calls = []
+    calls = Launches()
 
     def compiled(config, with_state, options=None):
         def function(*args):
             check_like_a_compiled_function(options, with_state, args)
             calls.append((config, with_state, args))
-            args[7].fill_(1.0)
+            calls.forms.append(options)
+            args[7].data.fill_(1.0)  # a kernel knows nothing of gradients
             if args[8] is not None:
-                args[8].fill_(2.0)
+                args[8].data.fill_(2.0)
 
         return function
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
+    monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
-    monkeypatch.setattr(entry, "_sms", lambda device: 132)
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "sms", lambda device: 132)
     return calls
 
 
@@ -44,7 +57,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def check_like_a_compiled_function(options, with_state, args):
-    """Dtypes, shapes, devices, strides and alignment, as TVM-FFI checks them before a launch."""
+    """What TVM-FFI checks before a launch: dtypes, shapes, devices, alignment, constant strides.
+
+    Of a compact tensor a stride that is a product of unknown sizes goes by unseen.
+    """
     bf16 = torch.bfloat16
     lead = "BT" if options.offsets == "equal" else "T"
     HV = "H" if options.compact else "V"
@@ -56,9 +72,12 @@ def check_like_a_compiled_function(options, with_state, args):
         (cu, "C"), (DTYPES[options.initial_state] if with_state else None, n + HV + "DD"),
         (bf16, lead + HV + "D"), (DTYPES.get(options.final_state), n + HV + "DD"),
     )  # fmt: skip
+    f32 = torch.float32
+    want = [*zip(args, want, strict=False)]
+    want += [(args[-3], (f32 if options.raw_gate else None, HV))]
+    want += [(args[-2], (f32 if options.bias else None, HV + "D"))]
     sizes = {"D": 128}
-    for i, (dtype, dims) in enumerate(want):
-        x = args[i]
+    for i, (x, (dtype, dims)) in enumerate(want):
         if dtype is None:
             if x is not None:
                 raise TypeError(f"argument #{i} must be None")
@@ -73,8 +92,13 @@ def check_like_a_compiled_function(options, with_state, args):
         if wide and x.data_ptr() % 16:
             raise ValueError(f"argument #{i}: misaligned")
         if i > 4 or options.compact:
-            if not x.is_contiguous():
-                raise ValueError(f"argument #{i}: mismatched strides")
+            known = 1
+            for size, stride, dim in zip(x.shape[::-1], x.stride()[::-1], dims[::-1], strict=True):
+                if size > 1 and stride != known:
+                    raise ValueError(f"argument #{i}: mismatched strides")
+                if dim != "D":
+                    break
+                known *= size
         elif wide and (x.stride(-1) != 1 or any(s * x.itemsize % 16 for s in x.stride()[:-1])):
             raise ValueError(f"argument #{i}: mismatched strides")
 
@@ -382,6 +406,16 @@ REFUSED = {
         TypeError,
         "final_state is float16",
     ),
+    "state out for another N": (
+        lambda x: {"final_state": states(N=3)},
+        ValueError,
+        "final_state must be",
+    ),
+    "offsets negated in a view": (
+        lambda x: {"cu_seqlens": torch._neg_view(x["cu_seqlens"])},
+        ValueError,
+        "cu_seqlens is a view that negates",
+    ),
     "scale is text": (lambda x: {"scale": "0.5"}, TypeError, "scale must be a number"),
     "scale is NaN": (lambda x: {"scale": math.nan}, ValueError, "scale is nan"),
     "scale beyond fp32": (lambda x: {"scale": 1e39}, ValueError, "finite in float32"),
@@ -438,6 +472,16 @@ REFUSED = {
         r"dt_bias must be \[3, 128\]",
     ),
     "l2norm as a number": (lambda x: {"l2norm": 1}, TypeError, "l2norm must be True or False"),
+    "validate": (
+        lambda x: {"validate": "no"},
+        TypeError,
+        "validate must be True or False, not 'no'",
+    ),
+    "validate as a number": (
+        lambda x: {"validate": 0},
+        TypeError,
+        "validate must be True or False, not 0",
+    ),
     "unknown schedule name": (
         lambda x: {"schedule": {"bt": 32, "anchor": "mid", "stage": 3}},
         ValueError,
@@ -545,16 +589,292 @@ def test_slices_are_known_by_their_strides(launched):
         kda_prefill(**{**x, "q": odd})
 
 
-def test_what_is_known_is_bounded(launched, monkeypatch):
-    monkeypatch.setattr(known, "_CALLS", 3)
-    monkeypatch.setattr(known, "_SHAPES", 2)
-    for H in range(1, 9):
-        x = tensors(H=H)
+@pytest.mark.parametrize("bound", [2, 3, 7])
+def test_what_is_known_is_bounded_and_calls_are_served_all_the_same(launched, monkeypatch, bound):
+    monkeypatch.setattr(known, "_KINDS", bound)
+    monkeypatch.setattr(known, "_CALLS", bound)
+    monkeypatch.setattr(known, "_FORMS", 2)
+    for H in range(1, 5):
+        longest = tensors(T=40, H=H)
         for T in (37, 38, 39, 40):
-            kda_prefill(**{n: t[:T] for n, t in tensors(T=40, H=H).items() if n != "cu_seqlens"},
-                        cu_seqlens=x["cu_seqlens"])  # fmt: skip
-        assert len(known._KNOWN) <= 3
-        assert all(len(kind.prepared) <= 2 for kind in known._KNOWN.values())
+            x = {n: t[:T] for n, t in longest.items() if n != "cu_seqlens"}
+            x["cu_seqlens"] = tensors(T=T, H=H)["cu_seqlens"]
+            rows = torch.randn(T, H, 256).bfloat16()
+            forms = ({}, {"q": rows[..., :128]}, {"g": x["g"].bfloat16()})
+            for form in (*forms, {"beta": x["beta"].bfloat16()}, *forms):
+                given = {**x, **form}
+                o, _ = kda_prefill(**given)
+                assert o.shape == (T, H, 128)
+                _, _, args = launched.pop()
+                assert all(a is b for a, b in zip(args, given.values(), strict=False))
+        assert len(known._KNOWN) <= bound
+        assert len(known._PREPARED) <= bound
+        assert all(len(forms) <= 2 for forms in known._KNOWN.values())
+
+
+def test_a_kind_that_was_forgotten_and_met_again_is_known_in_its_new_form(launched, monkeypatch):
+    monkeypatch.setattr(known, "_KINDS", 1)
+    x = tensors()
+    for _ in range(2):
+        kda_prefill(**x)
+    kda_prefill(**x, l2norm=True)
+    x["g"] = x["g"].bfloat16()
+    kda_prefill(**x)
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    kda_prefill(**x)
+
+
+def test_schedules_that_take_turns_on_one_shape_each_run_their_own_kernel(launched):
+    x = tensors()
+    schedules = [CONFIG, DEFAULT, FusedConfig("middle", 2), known.ByShape(lambda *_: CONFIG)]
+    for _ in range(3):
+        for schedule in schedules:
+            kda_prefill(**x, schedule=schedule)
+    assert [config for config, _, _ in launched] == [*schedules[:3], CONFIG] * 3
+
+
+def test_calls_without_rows_are_checked_each_time(launched):
+    x = tensors(T=0)
+    for _ in range(3):
+        o, state = kda_prefill(**x)
+        assert o.shape == (0, 3, 128)
+        assert (state == 0).all()
+    with pytest.raises(TypeError, match="k is float16"):
+        kda_prefill(**{**x, "k": x["k"].half()})
+    assert not launched
+
+
+LAID_OUT_WITH_GAPS = {
+    "initial_state, heads of more": ("initial_state", lambda x: torch.cat([x, x], 1)[:, :3]),
+    "initial_state, every second": ("initial_state", lambda x: x.repeat_interleave(2, 0)[::2]),
+    "final_state, heads of more": ("final_state", lambda x: torch.cat([x, x], 1)[:, :3]),
+    "out, heads of more": ("out", lambda x: torch.cat([x, x], -2)[..., :3, :]),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("case", LAID_OUT_WITH_GAPS)
+def test_gaps_that_a_compiled_function_does_not_see_are_refused_in_every_call(
+    launched, case, batch
+):
+    name, change = LAID_OUT_WITH_GAPS[case]
+    x = tensors(T=37 if batch is None else 20, batch=batch)
+    right = {
+        "initial_state": states(),
+        "final_state": states(),
+        "out": torch.empty_like(x["v"]),
+    }
+    for _ in range(3):
+        kda_prefill(**x, **right)
+    del launched[:]
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        kda_prefill(**x, **{**right, name: change(right[name])})
+    assert not launched
+
+
+def test_rows_with_gaps_are_known_apart_from_rows_without(launched):
+    """The outermost stride is none that a compiled function for compact tensors sees."""
+    x = tensors()
+    for _ in range(3):
+        kda_prefill(**x)
+    del launched.forms[:]
+    for name in ("q", "k", "v", "g", "beta"):
+        apart = {**x, name: torch.cat([x[name], x[name]], 1)[:, :3]}
+        for _ in range(3):
+            kda_prefill(**apart)
+    assert [options.compact for options in launched.forms] == [False] * 15
+
+
+def test_a_batch_that_lost_its_last_rows_is_not_known_by_its_strides(launched):
+    x = tensors(T=21, batch=2)
+    x |= dict(zip("qkv", torch.randn(2, 21, 3, 384).bfloat16().split(128, -1), strict=True))
+    for _ in range(3):
+        kda_prefill(**x)
+    del launched[:]
+    with pytest.raises(ValueError, match=r"q has strides .* sequences must follow"):
+        kda_prefill(**{name: tensor[:, :20] for name, tensor in x.items()})
+    one = {name: tensor[:1] for name, tensor in x.items()}
+    for _ in range(3):
+        kda_prefill(**one)
+    del launched[:]
+    with pytest.raises(ValueError, match=r"q has strides .* sequences must follow"):
+        kda_prefill(**{name: tensor[:, :20].expand(2, *[-1] * (tensor.dim() - 1))
+                       for name, tensor in one.items()})  # fmt: skip
+    assert not launched
+
+
+def test_value_heads_are_a_multiple_also_where_others_were_served(launched):
+    x = tensors(H=4)
+    grouped = {**x, **{n: x[n][:, :2].contiguous() for n in "qk"}}
+    for _ in range(3):
+        kda_prefill(**grouped)
+        kda_prefill(**x)
+    del launched[:]
+    with pytest.raises(ValueError, match="v has 4 heads, which is no multiple of the 3"):
+        kda_prefill(**{**x, **{n: x[n][:, :3].contiguous() for n in "qk"}})
+    assert not launched
+
+
+def test_forms_that_take_turns_each_go_to_their_function_unchecked(launched, monkeypatch):
+    x, state = tensors(), states()
+    slices = dict(zip("qkv", torch.randn(37, 3, 384).bfloat16().split(128, -1), strict=True))
+    forms = {
+        "plain": {},
+        "gates": {"g": x["g"].bfloat16()},
+        "strengths": {"beta": x["beta"].bfloat16()},
+        "offsets": {"cu_seqlens": x["cu_seqlens"].long()},
+        "slices": slices,
+        "slices and gates": {**slices, "g": x["g"].bfloat16()},
+        "state": {"initial_state": state},
+        "bf16 state": {"initial_state": state.bfloat16()},
+        "no final state": {"final_state": False},
+        "final state": {"final_state": torch.empty_like(state)},
+        "bf16 final state": {"final_state": torch.empty_like(state).bfloat16()},
+        "out": {"out": torch.empty_like(x["v"])},
+    }
+    for _ in range(2):
+        for form in forms.values():
+            kda_prefill(**{**x, **form})
+    first = launched.forms[: len(forms)]
+    assert len(set(first)) == len(forms) - 3  # state, final state and out are no form of their own
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    for length in (37, 30):  # and of another length at once
+        del launched[:], launched.forms[:]
+        for _ in range(2):
+            for form in forms.values():
+                given = {n: t[:length] if n in "qkvgbetaout" else t
+                         for n, t in {**x, **form}.items()}  # fmt: skip
+                kda_prefill(**given)
+        assert launched.forms == first * 2
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias",
+                                  "out", "final_state"])  # fmt: skip
+def test_what_changes_in_a_tensor_that_was_served_is_seen(launched, name):
+    """Its gradient, its memory: the same tensor object each time."""
+    x = {
+        **tensors(), "gate": "softplus", "A_log": torch.zeros(3), "dt_bias": torch.zeros(3, 128),
+        "initial_state": states(), "final_state": states(),
+    }  # fmt: skip
+    x["out"] = torch.empty_like(x["v"])
+    for _ in range(3):
+        kda_prefill(**x)
+    x[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} requires grad"):
+        kda_prefill(**x)
+    with torch.no_grad():
+        kda_prefill(**x)
+    x[name].requires_grad_(False)
+    del launched[:]
+    kda_prefill(**x)
+    assert len(launched) == 1
+    x[name].data = torch._neg_view(x[name].data)
+    with pytest.raises(ValueError, match=f"{name} is a view that negates"):
+        kda_prefill(**x)
+    x[name].data = x[name].data.resolve_neg().double()
+    with pytest.raises(TypeError, match=f"{name} is float64"):
+        kda_prefill(**x)
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize("name", ["l2norm", "beta_logits"])
+@pytest.mark.parametrize("value", [0, 1, None])
+def test_numbers_are_no_flags_also_where_the_flag_was_served(launched, name, value):
+    for flag in (False, True, False, True):
+        kda_prefill(**tensors(), **{name: flag})
+    with pytest.raises(TypeError, match=f"{name} must be True or False"):
+        kda_prefill(**tensors(), **{name: value})
+
+
+def test_another_device_than_the_current_one_takes_the_long_way(launched, monkeypatch):
+    x = tensors()
+    for _ in range(2):
+        kda_prefill(**x)
+    seen = []
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: seen.append(device))
+    kda_prefill(**x)
+    assert seen == []
+    monkeypatch.setattr(known, "current_device", lambda: 1)
+    kda_prefill(**x)
+    assert seen == [torch.device("cpu")]
+
+
+def test_a_stream_that_is_current_anyway_is_no_reason_to_check_again(launched, monkeypatch):
+    x, went = tensors(), []
+    for _ in range(2):
+        kda_prefill(**x)
+    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: went.append(stream))
+    monkeypatch.setattr(known, "current_stream", lambda index: {-1: 1}[index])
+    kda_prefill(**x, stream=1)
+    assert went == []
+    others = [0, 2, True, "1", 1.0]
+    for other in others:
+        kda_prefill(**x, stream=other)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kda_prefill(**x, stream=1, validate=True)
+    assert went == [*others, 1]
+    del went[:]
+    monkeypatch.setattr(known, "current_stream", None)  # as where torch knows no CUDA
+    kda_prefill(**x, stream=1)
+    assert went == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "handle", "current"), [("cpu", 7, True), ("cpu", 8, False), ("meta", 7, False)]
+)
+def test_a_stream_is_current_on_its_own_device_alone(monkeypatch, device, handle, current):
+    class Stream:
+        """With the attributes of torch's, which needs a GPU."""
+
+    stream = Stream()
+    stream.device, stream.cuda_stream = torch.device(device), handle
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(known, "current_stream", lambda index: 7)
+    assert known.is_current(stream, torch.empty(0)) is current
+    assert not known.is_current(stream, [0])
+
+
+def test_a_schedule_by_shape_is_asked_once_for_each_shape(launched):
+    asked = []
+
+    def choose(q, v, cu_seqlens):
+        asked.append(q.shape[0])
+        return CONFIG if q.shape[0] < 40 else DEFAULT
+
+    by_shape = known.ByShape(choose)
+    for T in (37, 50, 37, 50, 37, 50):
+        kda_prefill(**tensors(T), schedule=by_shape)
+    assert [config for config, _, _ in launched] == [CONFIG, DEFAULT] * 3
+    assert len(asked) <= 6
+    del asked[:]
+    for T in (37, 50):
+        kda_prefill(**tensors(T), schedule=by_shape)
+    assert asked == []
+    for T in (50, 60):  # where the wrong call is also the first of its length
+        wrong = {**tensors(T), "q": tensors(37)["q"]}
+        with pytest.raises(ValueError, match="k must be"):
+            kda_prefill(**wrong, schedule=by_shape)
+        kda_prefill(**tensors(T), schedule=by_shape)
+        assert launched[-1][0] == DEFAULT
+
+
+def test_threads_that_call_at_once_are_each_served_as_alone(launched, monkeypatch):
+    for bound in ("_KINDS", "_FORMS", "_CALLS"):
+        monkeypatch.setattr(known, bound, 2)
+    makes = [lambda T=T, n=n: {**tensors(T), **n} for T in (17, 18, 19)
+             for n in ({}, {"final_state": False}, {"l2norm": True})]  # fmt: skip
+
+    def work(n):
+        for turn in range(60):
+            x = makes[(n + turn) % len(makes)]()
+            o, state = kda_prefill(**x)
+            assert o.shape == x["v"].shape
+            assert (state is None) == ("final_state" in x)
+            assert (o == 1).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(launched) == 240
 
 
 SPLIT_DECLINES = {
@@ -658,7 +978,7 @@ def test_validate_accepts_empty_sequences_and_declines_in_a_capture(launched, mo
 )
 def test_a_stream_that_is_none_is_refused(stream, error, message):
     with pytest.raises(error, match=message):
-        entry._on_stream(stream, torch.device("cuda", 0))
+        entry.on_stream(stream, torch.device("cuda", 0))
 
 
 def test_a_compiled_entry_point_runs_eagerly(launched):
@@ -666,3 +986,12 @@ def test_a_compiled_entry_point_runs_eagerly(launched):
     step = torch.compile(lambda **kw: kda_prefill(**kw, schedule=CONFIG)[0] + 1, backend="eager")
     assert torch.all(step(**x) == 2)
     assert len(launched) == 1
+
+
+def test_a_call_of_a_compiled_program_is_not_checked_again_either(launched, monkeypatch):
+    x = tensors()
+    step = torch.compile(lambda **kw: kda_prefill(**kw)[0] + 1, backend="eager")
+    step(**x)
+    monkeypatch.setattr(entry, "check", lambda *_, **__: pytest.fail("checked again"))
+    assert torch.all(step(**x) == 2)
+    assert len(launched) == 2

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_compile import asked, raw_call
+from on_a_gpu import moved
 
+from candidates._delta_rule.kernel import known
 from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill.kernel import arguments, entry, launch
 from candidates.gdn_prefill.kernel.entry import (
@@ -21,7 +24,6 @@ from candidates.gdn_prefill.kernel.entry import (
     workspace,
 )
 from candidates.gdn_prefill.space import GdnSchedule
-from candidates.kda_prefill.kernel import known
 
 
 @pytest.fixture
@@ -31,6 +33,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compiled(config: Config, with_state: bool, options: Options) -> Any:
         def function(*args: Any) -> None:
+            forms = (
+                (3, options.gate_dtype), (4, options.beta_dtype), (5, options.offsets),
+                (6, options.initial_state if with_state else None), (8, options.final_state),
+            )  # fmt: skip
+            for i, name in forms:  # as TVM-FFI does before a launch
+                x = args[i]
+                if name != (None if x is None else str(x.dtype).removeprefix("torch.")):
+                    raise TypeError(f"argument #{i}: mismatched type")
             calls.append((config, with_state, options, args))
             args[7].fill_(1.0)
             if args[8] is not None:
@@ -40,9 +50,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
+    monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", compiled)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
-    monkeypatch.setattr(entry, "_sms", lambda device: 132)
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "sms", lambda device: 132)
     return calls
 
 
@@ -278,6 +290,18 @@ def test_what_decides_how_a_call_is_served_is_checked_anew(
         assert gdn_prefill(**batch)[0].shape == (3, 20, 4, 128)
 
 
+def test_heads_that_take_turns_under_the_same_value_heads_are_each_checked(
+    launched: list[Any],
+) -> None:
+    for _ in range(3):
+        for H in (2, 4, 1):
+            gdn_prefill(**tensors(H=H))
+    assert len(launched) == 9
+    with pytest.raises(ValueError, match=r"v has 4 heads.*of the 3"):
+        gdn_prefill(**tensors(H=3))
+    assert len(launched) == 9
+
+
 def test_what_a_compiled_function_cannot_see_is_looked_at_every_time(
     launched: list[Any], checked: list[Any]
 ) -> None:
@@ -320,6 +344,17 @@ def test_a_known_call_in_pieces_does_not_update_in_place(
     with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
         gdn_prefill(**x, initial_state=state, final_state=state, schedule=config)
     assert len(launched) == 2
+
+
+@pytest.mark.parametrize("name", ["initial_state", "out", "final_state"])
+def test_a_known_call_refuses_steps_between_rows(launched: list[Any], name: str) -> None:
+    x = tensors() | {"initial_state": states(), "out": torch.empty(37, 4, 128).bfloat16()}
+    x["final_state"] = states()
+    gdn_prefill(**x)
+    wide = x[name].repeat_interleave(2, 0)
+    with pytest.raises(ValueError, match=f"{name} has strides"):
+        gdn_prefill(**x | {name: wide[::2]})
+    assert len(launched) == 1
 
 
 def test_a_gradient_is_refused(launched: list[Any]) -> None:
@@ -406,3 +441,16 @@ def test_importing_the_entry_point_loads_neither_the_dsl_nor_torchs_compiler() -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_call_that_is_moved_keeps_its_form(
+    compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    options = Options("softplus", "bfloat16", True, "bfloat16", True, True, compact=compact)
+    raw, _ = raw_call(options, (70, 0, 5))
+    raw = moved(raw, "meta")
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+    form = entry.check(**{n: raw[n] for n in names}, **asked(options, raw))
+    assert form.compact == compact

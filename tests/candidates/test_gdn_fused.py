@@ -305,7 +305,7 @@ def test_the_compiled_gdn_guard_sees_what_breaks_its_bound(what: str) -> None:
     pytest.importorskip("cutlass")
     from gdn_fused_compile import run_fused
 
-    from candidates.kda_prefill.kernel.fused_exact import ENDS
+    from candidates._delta_rule.kernel.exact import ENDS
 
     _, inputs = inputs_of((400,), "slow")
     inputs["g"][:] = -14.5 / 64

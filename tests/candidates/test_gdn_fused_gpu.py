@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from gdn_compile import asked, raw_call, shape
-from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing, made_safe
+from on_a_gpu import assert_replays_in_a_graph, assert_streams_share_nothing, made_safe, moved
 
 import operations
 from candidates._delta_rule.kernel.options import Options
 from candidates.gdn_prefill.kernel import launch
 from candidates.gdn_prefill.kernel.config import FusedConfig
-from candidates.gdn_prefill.kernel.entry import gdn_prefill
+from candidates.gdn_prefill.kernel.entry import check, gdn_prefill
 from operations.gdn_prefill import GdnWorkload
 
 pytestmark = [
@@ -108,12 +108,11 @@ def test_gdn_states_of_either_type_and_long_offsets(dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_raw_gdn_inputs_are_right_in_the_fused_form(config: FusedConfig, options: Options) -> None:
-    raw, plain = (
-        {n: x.cuda() if torch.is_tensor(x) else x for n, x in y.items()}
-        for y in raw_call(options, (1500, 0, 65))
-    )
-    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "scale")
-    results = gdn_prefill(**{n: raw[n] for n in names}, schedule=config, **asked(options, raw))
+    raw, plain = map(moved, raw_call(options, (1500, 0, 65)))
+    tensors = {n: raw[n] for n in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")}
+    how = asked(options, raw)
+    assert check(**tensors, **how).compact == options.compact
+    results = gdn_prefill(**tensors, scale=raw["scale"], schedule=config, **how)
     want = OPERATION.fast_oracle(plain)
     for got, name in zip(results, ("o", "final_state"), strict=True):
         error = (got.double() - want[name]).norm() / want[name].norm()

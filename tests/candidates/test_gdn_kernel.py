@@ -257,13 +257,15 @@ def prefill(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The entry point on CPU tensors, with the interpreter in place of compiled functions."""
     from gdn_compile import interpreted
 
+    from candidates._delta_rule.kernel import known
     from candidates.gdn_prefill.kernel import arguments, entry
-    from candidates.kda_prefill.kernel import known
 
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     monkeypatch.setattr(known, "_KNOWN", {})
+    monkeypatch.setattr(known, "_PREPARED", {})
+    monkeypatch.setattr(known, "current_device", lambda: -1)
     monkeypatch.setattr(entry, "compiled", interpreted)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: None)
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: None)
     return entry.gdn_prefill
 
 

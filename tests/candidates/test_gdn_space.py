@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ import pytest
 import candidates
 import operations
 from candidates import Schedule
-from candidates.gdn_prefill import FAMILY, _family
+from candidates.gdn_prefill import FAMILY
 from candidates.gdn_prefill.cost import kernel_us, modelled_us
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of, workspace
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
-from candidates.kda_prefill import _family as kda_family
 from operations.gdn_prefill import GdnWorkload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,51 +167,6 @@ def test_listing_and_costing_the_space_loads_neither_torch_nor_the_dsl() -> None
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.split() == ["[]", "[]"]
-
-
-def test_source_hash_follows_its_own_modules_and_those_it_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_family, "_ROOT", tmp_path / "gdn")
-    monkeypatch.setattr(kda_family, "_ROOT", tmp_path / "kda")
-    for name in ("gdn/kernel/prep.py", "gdn/baselines/fla.py", "gdn/cost.py", "kda/kernel/scan.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text("a = 1\n")
-    first = FAMILY.source_hash()
-    assert FAMILY.source_hash() == first
-    for name in ("gdn/baselines/fla.py", "gdn/cost.py"):
-        (tmp_path / name).write_text("a = 2\n")
-        assert FAMILY.source_hash() == first, name
-    for name in ("gdn/kernel/prep.py", "kda/kernel/scan.py"):
-        (tmp_path / name).write_text("a = 2\n")
-        assert FAMILY.source_hash() != first, name
-        (tmp_path / name).write_text("a = 1\n")
-
-
-def test_nothing_that_a_candidate_imports_is_outside_of_the_hash() -> None:
-    seen, waiting = set(), sorted((ROOT / "candidates/gdn_prefill").rglob("*.py"))
-    while waiting:
-        path = waiting.pop()
-        if path in seen or "baselines" in path.parts:
-            continue
-        seen.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom):
-                continue
-            module = Path(*(node.module or "").split("."))
-            home = path.parent if node.level else ROOT
-            for found in (module, *(module / alias.name for alias in node.names)):
-                files = (home / f"{found}.py", home / found / "__init__.py")
-                waiting += [f for f in files if f.is_file()]
-    outside = {
-        path.relative_to(ROOT).as_posix()
-        for path in seen
-        if ROOT / "candidates" in path.parents
-        and path.relative_to(ROOT).parts[1] not in ("_delta_rule", "gdn_prefill", "kda_prefill")
-    }
-    # The vocabulary: nothing of it is computed or timed.
-    assert outside == {"candidates/_base.py"}
-    assert ROOT / "candidates/_delta_rule/kernel/scan.py" in seen
 
 
 def test_unknown_parameters_are_refused() -> None:

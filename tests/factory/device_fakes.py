@@ -12,6 +12,7 @@ import random
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -177,6 +178,10 @@ class FakeOperation(Operation):
         assert isinstance(workload, Rows)
         return workload.rows * COLUMNS * 12
 
+    def raw_floor_bytes(self, workload: Workload) -> int:
+        assert isinstance(workload, Rows)
+        return workload.rows * COLUMNS * 10
+
 
 class BrokenOracle(FakeOperation):
     """Its oracle runs out of memory."""
@@ -246,6 +251,17 @@ def _zeroes_v(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
     i["v"].zero_()
     o["o"].zero_()
     o["total"].zero_()
+
+
+_UPLOADED: set[int] = set()
+
+
+def _uploads_at_first(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    """Like a descriptor of an output's address, made when that is first met."""
+    if o["o"].data_ptr() not in _UPLOADED:
+        _UPLOADED.add(o["o"].data_ptr())
+        launch("Memcpy HtoD", 1.0)
+    compute(i, o, 10.0)
 
 
 def _overwrites_when_timed(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
@@ -430,6 +446,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "wrong": lambda i, o: _spoils(i, o, "everywhere"),
     "wrong_when_steep": lambda i, o: _spoils(i, o, "steep gates"),
     "zeroes_v": _zeroes_v,
+    "uploads_at_first": _uploads_at_first,
     "overwrites_when_timed": _overwrites_when_timed,
     "wrong_on_the_largest": _wrong_on_the_largest,
     "instant_on_the_largest": _instant_on_the_largest,
@@ -466,7 +483,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 NAMES = tuple(f"name_{n}" for n in range(10))
 """One kernel under ten names, which takes about as long each time."""
-LOADS = ("in_bind", "forges_clock", "build_error", "toolchain_error", "spins_loading", "nameless")
+LOADS = (
+    "in_bind", "keeps_its_first", "forges_clock", "build_error", "toolchain_error",
+    "spins_loading", "nameless",
+)  # fmt: skip
 LOADS_HOSTILE = {
     "loads_as_nothing": framed({"ok": {}}),
     "loads_as_numbers": framed({"ok": {"kernel_names": [1]}}),
@@ -499,6 +519,17 @@ class FakeRunnable:
                 for name, tensor in kept.items():
                     o[name].copy_(tensor)
 
+        if self.kind == "keeps_its_first":  # hopes that the first call is the one looked at
+            first: dict[str, torch.Tensor] = {}
+
+            def call(i: Any, o: Any) -> None:
+                if not first:
+                    compute(i, o, 10.0)
+                    first.update({n: t.clone() for n, t in o.items()})
+                launch("fake_main", 5.0)
+                for name, tensor in first.items():
+                    o[name].copy_(tensor)
+
         return lambda: call(inputs, outputs) or outputs
 
 
@@ -510,6 +541,21 @@ class _BlindBench(_SimulatedBench):
 class WithoutProfiler(SimulatedDevice):
     def bench(self, arena: Any, gpu_bytes: int) -> Bench:
         return _BlindBench(arena)
+
+
+class _OldToolchainBench(_SimulatedBench):
+    def record(self, body: Callable[[], None]) -> list[KernelEvent]:
+        raise RuntimeError("unsupported PTX .version 9.1")
+
+
+class WithOldToolchain(SimulatedDevice):
+    """No kernel runs on it, not even the smoke kernel."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "driver": "470.1", "cuda": "11.4"}
+
+    def bench(self, arena: Any, gpu_bytes: int) -> Bench:
+        return _OldToolchainBench(arena)
 
 
 class FakeFamily(Family):
@@ -567,7 +613,11 @@ FAMILY = FakeFamily()
 
 
 class FakeBaseline(Baseline):
-    """A control that takes ``us``, and after some calls ``later_us``."""
+    """A control that takes ``us`` and is off by ``factor``, and after some calls by others.
+
+    ``keeps`` is of how many input sets, the latest, it keeps indices that it uploads;
+    ``tunes_us`` is what its first call on a shape takes beside.
+    """
 
     operation = "fake"
 
@@ -581,15 +631,23 @@ class FakeBaseline(Baseline):
         absent: str | None = None,
         broken: bool = False,
         factor: float = 1.0,
+        later_factor: float | None = None,
+        keeps: int | None = None,
+        tunes_us: float = 0.0,
     ) -> None:
         self.name = name
+        self._keeps = keeps
+        self._tunes_us = tunes_us
         self._factor = factor
+        self._later_factor = factor if later_factor is None else later_factor
         self.input_form = form
         self._us = us
         self._later_us = us if later_us is None else later_us
         self._absent = absent
         self._broken = broken
         self._loads = 0
+        self._tuned: set[int] = set()
+        self._kept: deque[Mapping[str, Any]] = deque(maxlen=keeps)
 
     def missing(self) -> str | None:
         return self._absent
@@ -604,8 +662,20 @@ class FakeBaseline(Baseline):
             raise ValueError(f"{self.name} takes raw inputs only")
         self._loads += 1
         # The first reading loads three input sets of four workloads in two regimes.
-        us = self._us if self._loads <= 24 else self._later_us
-        return _Control(us, raw if self.input_form == "raw" else None, self._factor)
+        us, factor = self._us, self._factor
+        if self._loads > 24:
+            us, factor = self._later_us, self._later_factor
+        return _Control(us, raw if self.input_form == "raw" else None, factor, self._prepare)
+
+    def _prepare(self, inputs: Mapping[str, Any]) -> None:
+        """What a call does before its work, if it meets an input set or a shape anew."""
+        rows = len(inputs["v"])
+        if self._tunes_us and rows not in self._tuned:
+            self._tuned.add(rows)
+            launch("control_tuning", self._tunes_us)
+        if self._keeps is not None and not any(kept is inputs for kept in self._kept):
+            self._kept.append(inputs)
+            launch("Memcpy HtoD", 1.0)
 
 
 @dataclass
@@ -613,6 +683,7 @@ class _Control:
     us: float
     raw: Mapping[str, Any] | None
     factor: float
+    prepare: Callable[[Mapping[str, Any]], None]
     kernel_names: tuple[str, ...] = ("control_",)
 
     def bind(self, inputs: Any, outputs: Any) -> Callable[[], Mapping[str, torch.Tensor]]:
@@ -620,6 +691,7 @@ class _Control:
         ready = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in mine.items()}
 
         def call() -> Mapping[str, torch.Tensor]:
+            self.prepare(ready)
             launch("control_main", self.us + 0.01 * len(ready["v"]), host_us=5.0)
             right(ready, outputs)
             outputs["o"].mul_(self.factor)

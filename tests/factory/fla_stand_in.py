@@ -67,11 +67,15 @@ def vendored(
         for name, attribute, value in (
             ("kernel.arguments", "on_gpu", lambda x: True),
             ("kernel.entry", "compiled", compiled),
-            ("kernel.entry", "_on_stream", lambda stream, device: None),
+            ("kernel.entry", "on_stream", lambda stream, device: None),
             ("api", "_machine_problem", lambda index: ""),
         ):
             patched.setattr(importlib.import_module(f"{package}.{name}"), attribute, value)
-        if hasattr(entry, "_sms"):
-            patched.setattr(entry, "_sms", lambda device: 132)
+        known = sys.modules[entry.recall.__module__]
+        patched.setattr(known, "current_device", (-1).__index__)
+        if hasattr(entry, "sms"):
+            patched.setattr(entry, "sms", lambda device: 132)
         assert Path(str(backend.__file__)).parent == base / package
         yield backend, registered
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        del sys.modules[name]  # the next export of this name lies elsewhere

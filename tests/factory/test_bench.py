@@ -17,13 +17,15 @@ from answers import Answer, ask
 
 import candidates
 import operations
-from factory.bench import LIMITS, WINNER, Benched, Entry, bench, choose, floor_of
+from candidates import Schedule
+from factory.bench import LIMITS, Benched, bench, floor_of
+from factory.bench_entries import WINNER, Entry, choose
 from factory.bench_rows import Row, geomeans, rows
-from factory.cli.bench import _print_contestants
+from factory.cli.bench import _print_contestants, _record
 from factory.device.rounds import PHASE, pooled, run_rounds
 from factory.device.simulated import SimulatedDevice
 from factory.errors import UserError
-from leaderboard import Clock, Store, Verdict, open_store, shapes, winner
+from leaderboard import Clock, Store, Verdict, control_spans, open_store, shapes, winner
 from leaderboard.records import (
     JobStatus,
     MeasurementRecord,
@@ -147,7 +149,9 @@ def test_what_is_missing_is_named_with_its_reason(found: Benched) -> None:
     assert told["absent"] == "absent is not installed; pip install absent"
     assert "SIGABRT" in told["broken"]
     assert told["fed_raw"] == "slow: fed_raw takes raw inputs only"
-    assert "fed activated ones" in told["ours, raw inputs"]
+    assert told["ours, raw inputs"] == (
+        "nothing feeds schedules of fakes raw inputs; ours is fed activated ones"
+    )
 
 
 def test_a_wrong_schedule_is_refused_and_has_no_time(found: Benched) -> None:
@@ -169,14 +173,169 @@ def test_the_floor_is_bytes_over_what_a_copy_reaches() -> None:
     device = SimulatedDevice()
     measured = floor_of(fakes.OPERATION, ["64"], device, "NVIDIA H200")
     assert measured.us == {"64": 64 * 8 * 12 / 4.25e12 * 1e6}
+    assert measured.raw_us == {"64": 64 * 8 * 10 / 4.25e12 * 1e6}
     assert "measured" in measured.source
     unknown = floor_of(fakes.OPERATION, ["64"], device, "NVIDIA H100 PCIe")
     assert unknown.bytes_per_s == device.peak_bytes_per_s
     assert "data sheet" in unknown.source
 
 
-def test_every_time_is_stated_over_its_floor(found: Benched, times: tuple[Row, ...]) -> None:
-    assert all(r.over_floor == r.us / found.floor.us[r.workload] for r in times)
+def test_every_time_is_stated_over_the_floor_of_its_inputs(
+    found: Benched, times: tuple[Row, ...]
+) -> None:
+    for r in times:
+        floor = found.floor.raw_us if r.input_form == "raw" else found.floor.us
+        assert r.over_floor == r.us / floor[r.workload]
+    assert all(found.floor.raw_us[w] < us for w, us in found.floor.us.items())
+
+
+# -- ours on raw inputs ------------------------------------------------------------------------
+
+
+class Ours(fakes.FakeBaseline):
+    """A schedule of ours on raw inputs: 2 us more than on activated ones."""
+
+    def __init__(self, schedule: Schedule, name: str, **how: Any) -> None:
+        us = {"good": 12.0, "better": 10.0}.get(str(schedule["kind"]), 20.0)
+        super().__init__(name, us=us, form="raw", **how)
+        self._key = schedule.key
+
+    def version(self) -> str:
+        return self._key
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    """Three schedules on both forms of inputs, one of them wrong on activated ones."""
+    return bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        [named(k) for k in ("good", "wrong", "better")],
+        device=SimulatedDevice(),
+        baselines=(fakes.FakeBaseline(), fakes.FakeBaseline("fed_raw", us=9.0, form="raw")),
+        log_dir=tmp_path_factory.mktemp("both"),
+        seed=1,
+        rounds=2,
+        workloads=SHAPES,
+        fed_raw=Ours,
+    )
+
+
+def test_ours_on_raw_inputs_stands_beside_ours(both: Benched) -> None:
+    found = [(c.id, c.what, c.input_form) for c in both.contestants]
+    assert found == [
+        ("ours", "kind=good", "activated"),
+        ("ours_raw", "kind=good", "raw"),
+        ("ours_3", "kind=better", "activated"),
+        ("ours_3_raw", "kind=better", "raw"),
+        ("steady", "steady 1", "activated"),
+        ("fed_raw", "fed_raw 1", "raw"),
+    ]
+    assert {c.origin for c in both.contestants[:4]} == {"named"}
+    assert both.refused == ("kind=wrong",), "whose time on raw inputs is not shown either"
+    assert not [m for m in both.missing if m.id == "ours, raw inputs"]
+
+
+def test_ours_on_raw_inputs_is_timed_and_checked_like_everybody(both: Benched) -> None:
+    mine = of(rows(both), "ours_raw")
+    assert {(r.workload, r.regime, r.clock, r.cache) for r in mine} == {
+        (w, "production", *clock) for w in SHAPES for clock in ALL_CLOCKS
+    }, "slow gates of the fake operation have no raw form"
+    assert {(m.id, m.reason) for m in both.missing} >= {
+        ("ours_raw", "slow: ours_raw takes raw inputs only")
+    }
+    (errors,) = (c.largest_error for c in both.contestants if c.id == "ours_raw")
+    assert set(errors) == {"production"}
+    kernels = {k for r in mine if r.clock == "gpu" for k in r.kernels}
+    assert kernels == {"control_main"}
+
+
+def test_each_is_held_to_ours_on_the_same_inputs(both: Benched) -> None:
+    times = rows(both)
+    assert (both.reference, both.raw_reference) == ("ours", "ours_raw")
+    held = {r.contestant: r.held_to for r in times}
+    assert held == {
+        "ours": None,
+        "ours_raw": "ours",
+        "ours_3": "ours",
+        "ours_3_raw": "ours_raw",
+        "steady": "ours",
+        "fed_raw": "ours_raw",
+    }
+    means = {(g.contestant, g.clock, g.cache): g for g in geomeans(both, times)}
+    mean = means["fed_raw", "gpu", "warm"]
+    assert mean.held_to == "ours_raw"
+    assert mean.against is not None
+    assert mean.against.ratio == pytest.approx((12.16 * 12.64 / 9.16 / 9.64) ** 0.5, rel=1e-3)
+    (row,) = (
+        r for r in of(times, "ours_raw") if (r.workload, r.clock, r.cache) == ("64", "gpu", "warm")
+    )
+    assert row.against is not None
+    assert row.against.ratio == pytest.approx(10.64 / 12.64, rel=1e-3)
+    assert not row.beats_ours
+
+
+def test_no_time_below_the_floor_of_its_own_inputs_is_believed(tmp_path: Path) -> None:
+    heavy = type("Heavy", (fakes.FakeOperation,), {"floor_bytes": lambda self, workload: 10**9})
+    found = bench(
+        heavy(),
+        fakes.FAMILY,
+        (),
+        device=SimulatedDevice(),
+        baselines=(fakes.FakeBaseline(), fakes.FakeBaseline("fed_raw", form="raw")),
+        log_dir=tmp_path,
+        rounds=1,
+        workloads=["64"],
+    )
+    assert [c.id for c in found.contestants] == ["fed_raw"]
+    assert [m.id for m in found.missing if "us that its bytes take" in m.reason] == ["steady"]
+
+
+@pytest.mark.parametrize("how", [{"later_factor": 1.05}, {"broken": True}])
+def test_ours_is_refused_where_it_is_wrong_on_raw_inputs_in_any_round(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    found = bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        [named("good")],
+        device=SimulatedDevice(),
+        baselines=(),
+        log_dir=tmp_path,
+        rounds=3,
+        fed_raw=partial(Ours, **how),
+    )
+    assert [c.id for c in found.contestants] == ["ours"]
+    assert found.refused == ("kind=good",)
+    (reason,) = (m.reason for m in found.missing if m.id == "ours_raw" and "slow:" not in m.reason)
+    assert ("SIGABRT" if "broken" in how else "beyond tolerance: production") in reason
+
+
+def test_a_schedule_that_takes_no_raw_inputs_is_missing_and_not_refused(tmp_path: Path) -> None:
+    found = bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        [named("good")],
+        device=SimulatedDevice(),
+        baselines=(fakes.FakeBaseline("fed_raw", form="raw"),),
+        log_dir=tmp_path,
+        rounds=1,
+        workloads=["64"],
+        fed_raw=partial(Ours, absent="not served"),
+    )
+    assert [c.id for c in found.contestants] == ["ours", "fed_raw"]
+    assert [m.reason for m in found.missing if m.id == "ours_raw"] == ["not served"]
+    assert found.refused == ()
+    assert {r.held_to for r in of(rows(found), "fed_raw")} == {"ours"}
+
+
+def test_times_on_raw_inputs_are_recorded_neither_as_a_trials_nor_as_a_controls(
+    both: Benched, tmp_path: Path
+) -> None:
+    with open_store(f"sqlite:///{tmp_path}/t.db") as store:
+        said = _record(store, both)
+        assert {c.control for c in control_spans(store, both.job.id)} == {"steady", "fed_raw"}
+    assert "without ours, which has no trial there; ours_raw, whose inputs are no trial's" in said
 
 
 @pytest.fixture(scope="module")
@@ -489,6 +648,27 @@ def test_losses_are_marked_in_the_tables(
     assert cells["16"][1:] == ["0.00032", "10.16", "*8.16", "20.16", "*9.16", "1.11"]
     assert cells["faster"] == ["faster", "on", "-", "2/2", "0/2", "2/2"]
     assert "kind=wrong: rejected: production 16: o is off" in done.out
+
+
+def test_tables_say_whom_raw_columns_are_held_to_and_drop_slow_controls_first(
+    command: Callable[..., Answer], both: Benched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("factory.cli.bench._gpu", SimulatedDevice)
+    monkeypatch.setattr("factory.bench.bench", lambda *_, **__: both)
+    monkeypatch.setattr("factory.cli.table.line_width", lambda: 64)
+    done = command("toy_scale")
+    floors = "geomean us: 0.00064 on activated inputs, as in the tables, 0.0005333 on raw ones"
+    assert floors in done.out
+    assert [line for line in done.out.splitlines() if line.endswith(": named")] == [
+        "ours: named",
+        "ours_3: named",
+    ]
+    assert "columns fed raw inputs are held to ours_raw" in done.out
+    table = done.out.partition("production, gpu: median us")[2].partition("median us")[0]
+    assert "(steady left out: a wider terminal or a pipe shows all)" in table
+    cells = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
+    assert cells["16"][2:] == ["10.16", "12.16", "*8.16", "*10.16", "*9.16", "1.11"]
+    assert cells["faster"] == ["faster", "on", "-", "0/2", "2/2", "2/2", "2/2"]
 
 
 def test_void_times_are_exit_code_3(

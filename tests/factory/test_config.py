@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import operations
 from factory.config import (
     CampaignConfig,
     changed_keys,
@@ -34,6 +35,16 @@ def test_presets_are_the_documented_ones():
     assert preset_names() == (
         "gdn_prefill", "gdn_quickstart", "kda_prefill", "quickstart", "survey",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_that_times_fla_gives_it_time_to_tune_itself(name):
+    config = load_campaign(name)
+    if config.controls is not None and "fla" not in config.controls:
+        return
+    shapes = operations.get(config.operation).tuned()
+    heads = {(w.heads, getattr(w, "value_heads", w.heads)) for w in shapes}
+    assert config.device.control_s >= 120.0 * len(heads), f"{len(heads)} pairs of head counts"
 
 
 def test_an_operation_is_a_campaign_with_defaults():

@@ -88,6 +88,7 @@ TIMED = {
     "B1 oracle": "kernel identity: a timed call launched nothing",
     "B2 replays": "outputs of timed calls are wrong",
     "B2 in_bind": "outputs of timed calls are wrong",
+    "B2 keeps_its_first": "outputs of timed calls are wrong",
     "B4 instant": "is below the",
     "B12 instant_on_the_largest": "production 128: 0.00 us is below the",
     "B15 overwrites_when_timed": "input changed: initial",

@@ -118,15 +118,17 @@ def test_what_it_prints_cannot_fill_the_disk(job: DeviceJob) -> None:
     assert handle.log_path.stat().st_size <= 4 << 20
 
 
+@pytest.mark.parametrize(("left_gib", "limit_gib"), [(20, 16), (0.5, 8), (40, 24)])
 def test_where_memory_is_short_a_candidate_gives_way(
-    job: DeviceJob, monkeypatch: pytest.MonkeyPatch
+    job: DeviceJob, monkeypatch: pytest.MonkeyPatch, left_gib: float, limit_gib: int
 ) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 500 << 20)
+    monkeypatch.setattr(machine, "available_bytes", lambda: int(left_gib * 2**30))
+    monkeypatch.setattr(job, "_limits", replace(LIMITS, host_bytes=24 << 30))
     handle = job.prepare(schedule("good"))
     try:
         handle.child.ready()
         assert Path(f"/proc/{handle.child.pid}/oom_score_adj").read_text() == "1000\n"
-        assert handle.child._host_bytes == 400 << 20
+        assert handle.child._host_bytes == limit_gib << 30
     finally:
         job.release(handle)
 
@@ -180,14 +182,15 @@ TIME = Time((Case("a", Workload("w"), ()),), Sampling(gpu=1))
 
 
 def timed(**changes: object) -> dict[str, object]:
-    return {"readings": {"a": {**READING, **changes}}, "skipped": {}, "kernel_names": {"a": ["k"]}}
+    readings = {"a": {**READING, **changes}}
+    return {"readings": readings, "skipped": {}, "kernel_names": {"a": ["k"]}, "took_s": 1.0}
 
 
 def test_an_honest_answer_is_kept_whole() -> None:
     assert checked(timed(), TIME, baseline=False) == timed()
     said = {"kernel_names": ["k"], "chunk": 64, "bitwise_causal": True}
     assert checked(said, Load(b""), baseline=False) == said
-    skipped = {"readings": {}, "skipped": {"a": "too\nlong"}, "kernel_names": {}}
+    skipped = {"readings": {}, "skipped": {"a": "too\nlong"}, "kernel_names": {}, "took_s": 0.0}
     assert checked(skipped, TIME, baseline=True)["skipped"] == {"a": "too long"}
 
 
@@ -195,7 +198,8 @@ def test_an_honest_answer_is_kept_whole() -> None:
     "said",
     [
         {},
-        {"readings": {}, "skipped": {"a": "no time for me"}, "kernel_names": {}},
+        {"readings": {}, "skipped": {"a": "no time for me"}, "kernel_names": {}, "took_s": 0.0},
+        {**timed(), "took_s": "a second"},
         timed(gpu=[]),
         timed(gpu=["1"]),
         timed(gpu=[-1.0]),

@@ -6,18 +6,23 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import device_fakes as fakes
 import pytest
+import torch
 from device_jobs import LIMITS, schedule, start, through
 from waiting import HANG_S, until
 
-from factory.device import DeviceJob
+from factory.cli import _run
+from factory.device import DeviceJob, process
+from factory.machine import Gpu
 from factory.stages.base import HarnessError
-from leaderboard.records import Clock, JobStatus, StageStatus
+from leaderboard import open_store
+from leaderboard.records import Clock, JobStatus, StageStatus, TrialStatus
 
 STEADY = (fakes.FakeBaseline(),)
 
@@ -110,6 +115,37 @@ def test_a_verdict_is_final_for_its_handle(job: DeviceJob) -> None:
     job.release(handle)
 
 
+def test_a_toolchain_that_fails_the_smoke_kernel_is_named_with_its_versions(
+    tmp_path: Path,
+) -> None:
+    said = "the smoke kernel failed on simulated: .*unsupported PTX .version 9.1"
+    with pytest.raises(HarnessError, match=said) as caught:
+        start(tmp_path, device=fakes.WithOldToolchain())
+    versions = str(caught.value).rpartition("; ")[2]
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert versions.startswith(f"driver 470.1, cuda 11.4, torch {torch.__version__}")
+    assert versions.endswith(f"python {python}")
+
+
+def test_a_launch_stops_where_the_smoke_kernel_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gpu = Gpu(0, "simulated", "u", "470.1", "9.0")
+    monkeypatch.setattr("factory.plan.sm90_gpus", lambda: (gpu,))
+    monkeypatch.setattr("factory.device.cuda.CudaDevice.find", fakes.WithOldToolchain)
+    code = _run(["launch", "toy_scale", "--clock", "gpu", "--db", "sqlite:///factory.db"])
+    said = capsys.readouterr().err
+    assert code == 3, said
+    assert "the smoke kernel failed on simulated" in said
+    assert "driver 470.1, cuda 11.4" in said
+    with open_store("sqlite:///factory.db", read_only=True) as store:
+        (campaign,) = store.list_campaigns()
+        statuses = {t.status for t in store.list_trials(campaign.id)}
+    # What a CPU stage may have ended before the GPU was asked has its verdict, and nothing else.
+    assert not statuses & {TrialStatus.PASSED, TrialStatus.CRASHED, TrialStatus.TIMEOUT}
+
+
 def test_a_toolchain_fault_is_no_verdict(job: DeviceJob) -> None:
     handle = job.prepare(schedule("toolchain_error"))
     with pytest.raises(HarnessError, match="fake-dsl"):
@@ -124,6 +160,26 @@ def test_loading_processes_stand_still_during_a_timing(job: DeviceJob) -> None:
         until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "its stop")
     assert job.gate(handle).status is StageStatus.PASSED
     job.release(handle)
+
+
+def test_the_time_that_loading_takes_is_not_the_gates(
+    job: DeviceJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = job.prepare(schedule("good"))
+
+    class Clock:
+        """Stands at 0 while the candidate loads, which is past the limit of the gate then."""
+
+        sleep = staticmethod(time.sleep)
+
+        @staticmethod
+        def monotonic() -> float:
+            return 0.0 if handle.child._ready is None else 10 * LIMITS.gate_s
+
+    monkeypatch.setattr(process, "time", Clock)
+    result = job.gate(handle)
+    job.release(handle)
+    assert result.status is StageStatus.PASSED, result.reason
 
 
 def test_a_loaded_candidate_may_wait_past_the_load_limit(job: DeviceJob, tmp_path: Path) -> None:
@@ -226,6 +282,49 @@ def test_controls_are_read_before_between_and_after(tmp_path: Path) -> None:
     lines = [line for kind, line in events if kind == "control"]
     assert any(line.startswith("absent: absent is not installed") for line in lines)
     assert any(line.startswith("broken is left out: ") and "SIGABRT" in line for line in lines)
+
+
+def test_a_control_that_keeps_what_it_makes_of_few_inputs_is_timed_without_making_it(
+    tmp_path: Path,
+) -> None:
+    # Four workloads have three input sets each; of four sets it keeps what it made.
+    with start(tmp_path, baselines=(fakes.FakeBaseline(keeps=4),)) as job:
+        every = job.controls("before")
+    assert job.record.details["left_out"] == {}
+    assert {m.workload for m in every} == {"16", "33", "64", "128"}
+    assert {m.kernels for m in every if m.clock is Clock.GPU} == {("control_main",)}
+    per_call = {m.workload: set(m.samples_us) for m in every if m.clock is Clock.PER_CALL}
+    assert {w: len(seen) for w, seen in per_call.items()} == dict.fromkeys(per_call, 1)
+
+
+def test_a_control_that_tunes_itself_at_first_gets_all_its_samples(tmp_path: Path) -> None:
+    with start(tmp_path, baselines=(fakes.FakeBaseline(tunes_us=3e6),)) as job:
+        first = job.controls("before")
+        job.controls("after")
+    assert {len(m.samples_us) for m in first if m.clock is Clock.GPU} == {30, 9}
+    cold = {m.workload for m in first if m.cache == "cold" and m.clock is Clock.GPU}
+    assert cold == {"16", "33", "64", "128"}
+    assert {len(m.samples_us) for m in first if m.clock is Clock.PER_CALL} == {12}
+    assert {m.kernels for m in first if m.clock is Clock.GPU} == {("control_main",)}
+    assert job.record.drift == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("more", "phases"), [({"tunes_us": 3e6}, {"before", "between"}),
+                                              ({"us": 3e5}, {"before"})])  # fmt: skip
+def test_a_control_is_slow_by_its_samples_and_not_by_its_first_calls(
+    tmp_path: Path, more: dict[str, float], phases: set[str]
+) -> None:
+    peer = fakes.FakeBaseline(**more)
+    with start(tmp_path, baselines=(peer,), regimes=("production",)) as job:
+        found = (*job.controls("before"), *job.controls("between"))
+    assert {m.phase for m in found} == phases
+
+
+def test_a_candidate_is_timed_without_what_it_does_at_its_first_call(tmp_path: Path) -> None:
+    with start(tmp_path) as job:
+        timed = through(job, "uploads_at_first", "time")
+    assert timed.status is StageStatus.PASSED, timed.reason
+    assert {m.kernels for m in timed.measurements if m.clock is Clock.GPU} == {("fake_main",)}
 
 
 def test_an_inexact_control_keeps_its_time_and_is_flagged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""KDA prefill in a job on a real GPU: the gate is quick enough to be asked of every candidate."""
+"""KDA prefill in a job on a real GPU: the gate is quick, and raw inputs are timed as well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 
 import candidates
 import operations
+from factory.bench import bench
+from factory.bench_entries import Entry
+from factory.bench_rows import rows
 from factory.device import open_job
+from factory.device.cuda import CudaDevice
 from leaderboard.records import Clock, StageStatus
 
 pytestmark = pytest.mark.gpu
@@ -41,11 +45,51 @@ def test_gate_and_times_of_one_schedule_take_seconds(tmp_path: Path) -> None:
     assert seconds["time"] < 10
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "form"),
+    [
+        ("kda_prefill", {"frame": "middle", "builders": 3, "waves": 1}, "safe_g16_b16_logits_l2"),
+        ("gdn_prefill", {"rows": 128, "waves": 1}, "softplus_g16_b16_logits_l2"),
+    ],
+)
+def test_a_bench_times_ours_on_activated_and_on_raw_inputs(
+    tmp_path: Path, name: str, values: dict[str, int | str], form: str
+) -> None:
+    pytest.importorskip("cutlass")
+    operation, family = operations.get(name), candidates.get(name)
+    schedule = family.schedule({"form": "fused", **values})
+    smallest = min(operation.tuned(), key=operation.floor_bytes).name
+    found = bench(
+        operation,
+        family,
+        [Entry(schedule, "named")],
+        device=CudaDevice.find(),
+        baselines=(),
+        log_dir=tmp_path,
+        rounds=1,
+        workloads=[smallest],
+        fed_raw=candidates.fed_raw(name),
+    )
+    assert [m.reason for m in found.missing] == []
+    assert [(c.id, c.input_form, c.inexact) for c in found.contestants] == [
+        ("ours", "activated", ()),
+        ("ours_raw", "raw", ()),
+    ]
+    times = {c: [r for r in rows(found) if r.contestant == c] for c in ("ours", "ours_raw")}
+    cells = {c: {(r.regime, r.clock, r.cache) for r in mine} for c, mine in times.items()}
+    assert len(cells["ours"]) == 8
+    assert cells["ours_raw"] == cells["ours"]
+    for contestant, mine in times.items():
+        launched = {k for r in mine if r.clock == "gpu" for k in r.kernels}
+        raw = [k for k in launched if form in k]
+        assert bool(raw) == (contestant == "ours_raw"), launched
+
+
 @pytest.mark.soak
 def test_a_controls_median_repeats_within_one_percent_over_ten_jobs(tmp_path: Path) -> None:
     operation, family = operations.get("kda_prefill"), candidates.get("kda_prefill")
     present = [b for b in candidates.baselines("kda_prefill") if b.missing() is None]
-    named = [b for b in present if b.name in ("flashkda", "fla", "cudnn")] or present
+    named = [b for b in present if b.name in ("flashkda", "cudnn_fused", "fla")] or present
     assert named, "no baseline can run here"
     medians = []
     for number in range(10):

@@ -368,6 +368,20 @@ def test_only_an_export_that_nobody_touched_is_overwritten(factory, tmp_path):
     assert code == 2
     assert "api.py was altered; nothing was overwritten" in one_line(err)
     assert (tmp_path / "kda/api.py").read_text() == "# ours now\n"
+
+    assert factory("export", "kda_prefill", "--to", "other")[0] == 0
+    manifest = tmp_path / "other/MANIFEST.json"
+    told = json.loads(manifest.read_text())
+    for said, forged in (
+        ("MANIFEST.json was altered; nothing was overwritten", {"export_hash": "0" * 64}),
+        ("names '../api.py'", {"files": {**told["files"], "../api.py": "0" * 64}}),
+        ("names '/etc/passwd'", {"files": {**told["files"], "/etc/passwd": "0" * 64}}),
+    ):
+        manifest.write_text(json.dumps({**told, **forged}))
+        code, _, err = factory("export", "kda_prefill", "--to", "other")
+        assert code == 2
+        assert said in one_line(err)
+        assert json.loads(manifest.read_text()) == {**told, **forged}
     assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 

@@ -14,7 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 import leaderboard
+from factory import bench, check
 from factory.cli import _run
+from factory.device.protocol import TUNING_S, Limits
 from factory.device.simulated import SimulatedDevice
 from factory.export import gate as gating
 from factory.export.contest import CANDIDATE, EXPORT, Contest, Vendored
@@ -199,6 +201,23 @@ def test_tests_that_a_gpu_would_run_and_did_not_are_no_pass(
         log_dir=tmp_path,
     )
     assert found.refused == "its own tests: none of those for a GPU ran"
+
+
+def test_a_control_may_tune_itself_wherever_all_of_them_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Opened(Exception):
+        pass
+
+    def opens(*_: Any, limits: Limits, **__: Any) -> None:
+        assert limits.control_s == TUNING_S
+        raise _Opened
+
+    monkeypatch.setattr(gating, "own_tests", lambda folder, log: OwnTests(40, 9, 0, on_gpu=9))
+    monkeypatch.setattr("factory.device.job.open_job", opens)
+    with pytest.raises(_Opened):
+        put(tmp_path, vendored(tmp_path))
+    assert check._LIMITS.control_s == bench.LIMITS.control_s == TUNING_S
 
 
 def test_tests_that_break_pytest_are_the_folders_fault_or_the_machines(tmp_path: Path) -> None:

@@ -245,8 +245,9 @@ def test_what_is_compiled_ahead_is_what_fla_asks_for_and_then_calls(
         return compiled(*form)
 
     monkeypatch.setattr(entry, "compiled", looked_up)
-    known = importlib.import_module(f"{package}.kda.known")
+    known = importlib.import_module(f"{package}.delta_rule.known")
     monkeypatch.setattr(known, "_KNOWN", {})  # calls of other tests, whose kernels are at hand
+    monkeypatch.setattr(known, "_PREPARED", {})
     for x in (call(), raw()):
         x["output_final_state"] = final
         given = x["initial_state"]
@@ -318,8 +319,7 @@ def test_the_gate_holds_the_folder_to_its_own_kernels_and_to_none_of_ours(tmp_pa
         told = vendored_for_gate(board.selected(subject=SUBJECTS[form]), tmp_path, "0" * 64)
         assert told.function == "gdn_prefill"
         assert set(names) <= set(told.kernels)
-        own, shared, *_ = told.foreign
-        assert (own, shared) == ("candidates.gdn_prefill.kernel", "candidates._delta_rule.kernel")
+        assert told.foreign == ("candidates.gdn_prefill.kernel", "candidates._delta_rule.kernel")
 
 
 @pytest.mark.parametrize("form", SUBJECTS)
@@ -329,6 +329,12 @@ def test_no_source_names_a_package_that_is_not_in_the_folder(form: str) -> None:
     assert ":mod:`..delta_rule.image`" in sources["kernel/__init__.py"]
     assert not [name for name, text in sources.items() if "candidates.gdn_prefill" in text]
     assert not [name for name, text in sources.items() if "candidates.kda_prefill" in text]
+    assert not [name for name, text in sources.items() if "candidates._delta_rule" in text]
+    assert {name.partition("/")[0] for name in sources if "/" in name} == {
+        "kernel",
+        "delta_rule",
+        "tests",
+    }
 
 
 def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
@@ -338,6 +344,25 @@ def test_a_row_of_one_shape_is_keyed_by_its_value_heads_too() -> None:
     table = files["dispatch.py"].decode()
     assert "shape: tuple[int, int, int, int] | None" in table
     assert "shape=(8192, 8, 16, 64)," in table
+
+
+@pytest.mark.parametrize("form", SUBJECTS)
+def test_the_command_exports_what_was_measured_and_finds_it_unaltered(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    db = ("--db", "sqlite:///factory.db")
+    with open_store(db[1]) as store:
+        board.fill(store, subject=SUBJECTS[form])
+    assert _run(["export", "gdn_prefill", "--to", "gdn", *db]) == 0
+    said = capsys.readouterr().out
+    assert SUBJECTS[form].schedules[0].key in said
+    assert (tmp_path / "gdn" / "tests").is_dir()
+    assert _run(["export", "gdn_prefill", "--check", "gdn", *db]) == 0
+    assert "gdn" in capsys.readouterr().out
+    (tmp_path / "gdn" / "dispatch.py").write_text("")
+    assert _run(["export", "gdn_prefill", "--check", "gdn", *db]) == 1
+    assert "dispatch.py" in "".join(capsys.readouterr())
 
 
 def test_without_measured_rows_nothing_is_exported_and_it_is_said(

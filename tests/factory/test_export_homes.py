@@ -15,6 +15,7 @@ import export_board as board
 import pytest
 import torch
 from fla_stand_in import vendored
+from host_cost import counted
 
 from factory.export.folder import write
 from factory.export.render import render
@@ -192,6 +193,56 @@ def test_two_copies_of_one_export_share_their_operator_and_another_export_has_it
     assert importlib.import_module("other_export._op").NAME != mine.NAME
 
 
+# -- what the exported function adds on the host ---------------------------------------
+
+
+def test_the_table_is_asked_once_for_a_shape(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = sys.modules["vendored_for_fla"]
+    entry = sys.modules["vendored_for_fla.kernel.entry"]
+    known = sys.modules["vendored_for_fla.delta_rule.known"]
+    for name in ("_KNOWN", "_PREPARED"):
+        monkeypatch.setattr(known, name, {})
+    monkeypatch.setattr(entry, "compiled", lambda *_: lambda *args: None)
+    x = {n: t.squeeze(0) for n, t in call().items() if n in ("q", "k", "v", "g", "beta")}
+    x["cu_seqlens"] = torch.tensor([0, 20, 37], dtype=torch.int32)
+    with torch.no_grad():
+        for _ in range(2):
+            kernel.kda_prefill(**x)
+        monkeypatch.setattr(kernel.api, "_run", lambda *_: pytest.fail("came through _run again"))
+        monkeypatch.setattr(kernel.api, "choose", lambda *_: pytest.fail("chose again"))
+        found = counted(kernel.kda_prefill, x)
+    assert {n: len(names) for n, names in found.items()} == {
+        "looks": 15,
+        "frames": 4,
+        "allocations": 3,
+    }
+
+
+def test_what_the_export_alone_refuses_is_refused_also_where_its_kernels_served_it(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = sys.modules["vendored_for_fla"]
+    entry = sys.modules["vendored_for_fla.kernel.entry"]
+    known = sys.modules["vendored_for_fla.delta_rule.known"]
+    for name in ("_KNOWN", "_PREPARED"):
+        monkeypatch.setattr(known, name, {})
+    monkeypatch.setattr(entry, "compiled", lambda *_: lambda *args: None)
+    monkeypatch.setattr(kernel.api, "GATE_BOUND", -5.0)
+    x = {n: t.squeeze(0) for n, t in call().items() if n in ("q", "k", "v", "g", "beta")}
+    x |= {"cu_seqlens": torch.tensor([0, 20, 37], dtype=torch.int32), "A_log": torch.zeros(3)}
+    offsets = x["cu_seqlens"]
+    config = kernel.api.choose(x["q"], offsets)
+    for lower_bound, gate in ((-6.0, "safe"), (None, "softplus"), (-4.0, "safe")):
+        for _ in range(2):
+            entry.kda_prefill(**x, gate=gate, lower_bound=lower_bound, schedule=config)
+    for _ in range(3):
+        kernel.kda_prefill(**x, gate="safe", lower_bound=-4.0)
+        with pytest.raises(ValueError, match="lower_bound is -6"):
+            kernel.kda_prefill(**x, gate="safe", lower_bound=-6.0)
+        with pytest.raises(ValueError, match="no lower end"):
+            kernel.kda_prefill(**x, gate="softplus")
+
+
 # -- the engine of docs/examples -------------------------------------------------------
 
 ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"
@@ -214,7 +265,7 @@ def test_the_engine_checks_builds_and_executes_on_the_stream_it_is_given(
     kernel = sys.modules["vendored_for_fla"]
     seen = []
     entry = sys.modules["vendored_for_fla.kernel.entry"]
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: seen.append(stream))
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: seen.append(stream))
     node, pack = engine.KdaNode(scale=0.5), engine.example(60, device="cpu")
     assert engine.check_support(kernel, node, pack) == ""
     assert seen == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -156,6 +157,35 @@ def test_a_campaign_on_the_inline_executor_needs_no_ray(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+OF_TWO = """
+import json, os
+from functools import partial
+from factory.executors import _ray_cluster
+from factory.machine import Gpu
+names = ((3, "GPU-three"), (1, "GPU-one"))
+visible = [Gpu(n, "NVIDIA H200", uuid, "d", "9.0") for n, uuid in names]
+_ray_cluster.sm90_gpus = lambda: tuple(visible)
+_ray_cluster.cpu_count = lambda: 2
+_ray_cluster.plasma_directory = partial(_ray_cluster.plasma_directory, free=64 << 20)
+cluster = _ray_cluster.start(workers=2, measured=True, most_ahead=1)
+class Lane:
+    def gpu(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+lanes = [cluster.ray.remote(num_gpus=1, num_cpus=0)(Lane).remote() for _ in range(2)]
+print(json.dumps(cluster.ray.get([lane.gpu.remote() for lane in lanes])))
+cluster.close()
+"""
+
+
+def test_each_actor_has_one_of_the_gpus_that_are_visible_by_its_own_name(tmp_path):
+    """Whatever their numbers: a job's fingerprint names the GPU that it was handed."""
+    done = subprocess.run(
+        [sys.executable, "-c", OF_TWO], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == ["GPU-one", "GPU-three"]
 
 
 # -- on one cluster of this machine ----------------------------------------------------

@@ -84,6 +84,12 @@ def test_floor_bytes_count_each_tensor_once_and_the_states_there_are(
     moved += operation.outputs(inputs).values()
     expected = sum(x.numel() * x.element_size() for x in moved if x is not None)
     assert operation.floor_bytes(w) == expected
+    raw = operation.raw_form(w, operation.regimes["slow"], seed=0)
+    assert raw is not None
+    models = ("g_raw", "beta_logits", "A_log", "dt_bias")
+    expected -= sum(inputs[n].numel() * inputs[n].element_size() for n in ("g", "beta"))
+    expected += sum(raw[n].numel() * raw[n].element_size() for n in models)
+    assert operation.raw_floor_bytes(w) == expected
     assert (inputs["initial_state"] is not None) == w.initial_state
 
 

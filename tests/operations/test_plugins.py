@@ -18,7 +18,7 @@ MODULES = {
 
 @pytest.fixture
 def plugged(tmp_path):
-    """Declares an operation, a family, baselines and an exporter, each by a module's name."""
+    """Declares an operation, and all that there is of one, each by a module's name."""
 
     def declare(module, code):
         if code is not None:
@@ -26,7 +26,7 @@ def plugged(tmp_path):
         info = tmp_path / "someone-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someone\nVersion: 1.0\n")
-        kinds = ("operations", "families", "baselines", "exporters")
+        kinds = ("operations", "families", "baselines", "fed_raw", "exporters")
         groups = (f"[kernel_factory.{kind}]\ntheirs = {module}:OPERATION\n" for kind in kinds)
         (info / "entry_points.txt").write_text("\n".join(groups))
         return tmp_path
@@ -40,7 +40,8 @@ def test_a_plugin_that_cannot_be_used_is_named(plugged, module):
     code = textwrap.dedent("""
         import candidates, operations
         from factory.export.exporter import exporter_of
-        for look in (operations.get, candidates.get, candidates.baselines, exporter_of):
+        looks = (operations.get, candidates.get, candidates.baselines, candidates.fed_raw)
+        for look in (*looks, exporter_of):
             try:
                 look("theirs")
             except operations.PluginError as error:
@@ -49,7 +50,7 @@ def test_a_plugin_that_cannot_be_used_is_named(plugged, module):
     run = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     said = done.stdout.splitlines()
-    assert len(said) == 4
+    assert len(said) == 5
     assert all(f"theirs = {module}:OPERATION of someone 1.0 " in line for line in said)
 
 

@@ -215,21 +215,22 @@ ORDER = (
 """Of the tensors of one call, outputs last."""
 
 
-def check_overlap(tensors, in_place: bool) -> None:
-    """Outputs share no memory with inputs or each other, but for the state updated in place."""
-    *_, state, _, final = tensors
+def check_overlap(tensors, in_place: bool, starts: tuple[Any, ...] | None = None) -> None:
+    """Outputs share no memory with inputs or each other, but for the state updated in place.
+
+    ``starts`` are the tensors' addresses, if they are at hand.
+    """
+    if starts is None:
+        starts = tuple([None if x is None else x.data_ptr() for x in tensors])
+    state, final = tensors[-3], tensors[-1]
     for i in (len(tensors) - 2, len(tensors) - 1):
-        x = tensors[i]
+        x, low = tensors[i], starts[i]
         if x is None:
             continue
-        low = x.data_ptr()
         high = low + x.nbytes
         for j in range(i):
-            other = tensors[j]
-            if other is None:
-                continue
-            start = other.data_ptr()
-            if start >= high or start + _reach(other) <= low:
+            other, start = tensors[j], starts[j]
+            if other is None or start >= high or start + _reach(other) <= low:
                 continue
             if (
                 in_place

@@ -12,8 +12,9 @@ from candidates._baselines.torch_chunked import TorchChunked
 from candidates.gdn_prefill.baselines._fla import FlashLinearAttention
 from candidates.gdn_prefill.baselines._flashinfer import FlashInfer
 from candidates.gdn_prefill.baselines._flashqla import FlashQla
+from candidates.gdn_prefill.baselines._ours import GdnFedRaw
 
-__all__ = ["BASELINES"]
+__all__ = ["BASELINES", "FED_RAW"]
 
 BASELINES: tuple[Baseline, ...] = (
     FlashLinearAttention(),
@@ -21,3 +22,6 @@ BASELINES: tuple[Baseline, ...] = (
     FlashInfer(),
     TorchChunked("gdn_prefill"),
 )
+
+FED_RAW = GdnFedRaw
+"""What makes a contestant of a schedule of ours that is fed raw inputs."""

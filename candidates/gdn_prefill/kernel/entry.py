@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.calls import on_stream, sms, split_scratch, without_rows
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.known import (
+    DEFAULT_SCALE,
+    ByShape,
+    Kind,
+    is_current,
+    new,
+    recall,
+    remember,
+)
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
 from candidates.gdn_prefill.kernel import arguments
@@ -27,13 +37,11 @@ from candidates.gdn_prefill.kernel.config import (
     schedule_of,
     workspace,
 )
-from candidates.kda_prefill.kernel.config import Config as KdaConfig
-from candidates.kda_prefill.kernel.entry import _on_stream, _sms, _without_rows
-from candidates.kda_prefill.kernel.known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [
     "DEFAULT",
     "DEFAULT_SCALE",
+    "ByShape",
     "Config",
     "FusedConfig",
     "Options",
@@ -41,8 +49,10 @@ __all__ = [
     "check",
     "compiled",
     "gdn_prefill",
+    "is_current",
     "launch",
     "prepare",
+    "recall",
     "workspace",
 ]
 
@@ -127,55 +137,60 @@ def prepare(
     cu_seqlens: torch.Tensor,
     initial_state: torch.Tensor | None,
     options: Options = PLAIN,
+    function: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
     """The call for packed tensors shaped like these.
 
     It takes what :func:`launch` takes after ``config``, and for an activation in the kernel
-    ``A_log`` and ``dt_bias`` ``[HV, 1]``.
+    ``A_log`` and ``dt_bias`` ``[HV, 1]``.  ``function`` is the compiled one, if it is at hand.
     """
     T, HV, _ = v.shape
     N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or HV == 0:  # a grid of no blocks cannot be launched
-        return _without_rows
-    function = compiled(config, initial_state is not None, options)
+        return without_rows
+    if function is None:
+        function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        pieces = config.pieces(T, N, HV, _sms(v.device))
+        pieces = config.pieces(T, N, HV, sms(v.device))
         words = Scratch(N * HV * pieces).words(T, HV) if pieces > 1 else 1
         if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
             words = pieces = 1
-        return functools.partial(_enqueue_fused, function, words, pieces)
+        return _fused_call(function, words, pieces, v.device)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, HV)]
-    return functools.partial(_enqueue, function, scratch)
+    return _split_call(function, scratch, v.device)
 
 
-def _enqueue(
-    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None,
-) -> None:  # fmt: skip
-    """Allocate scratch and launch.
+def _split_call(function, scratch, device):
+    """What allocates scratch and launches."""
+    allocate = split_scratch(scratch, device)
 
-    The scratch belongs to this call: it comes from torch's allocator, which gives it to a later
-    call of the same stream only, so that calls in flight on two streams never share it.
-    """
-    images, *boundaries = [
-        torch.empty(shape, dtype=dtype, device=v.device) for shape, dtype in scratch
-    ]
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images,
-        boundaries[0] if boundaries else None, scale, A_log, dt_bias,
-    )  # fmt: skip
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None,
+    ) -> None:  # fmt: skip
+        images, boundaries = allocate()
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries,
+            scale, A_log, dt_bias,
+        )  # fmt: skip
+
+    return call
 
 
-def _enqueue_fused(
-    function, words, pieces, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None,
-) -> None:  # fmt: skip
-    """The same for the fused kernel."""
-    scratch = torch.empty(words, dtype=torch.float32, device=v.device)
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
-        A_log, dt_bias,
-    )  # fmt: skip
+def _fused_call(function, words, pieces, device):
+    """The same for the fused kernel; its scratch, too, belongs to one call."""
+
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None,
+    ) -> None:  # fmt: skip
+        scratch = torch.empty(words, dtype=torch.float32, device=device)
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, pieces,
+            A_log, dt_bias,
+        )  # fmt: skip
+
+    return call
 
 
 def gdn_prefill(
@@ -187,7 +202,7 @@ def gdn_prefill(
     cu_seqlens: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     *,
-    schedule: Config | FusedConfig | Mapping[str, Any] | None = None,
+    schedule: Config | FusedConfig | ByShape | Mapping[str, Any] | None = None,
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
@@ -220,7 +235,7 @@ def gdn_prefill(
         sequence covers are written 0.
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
-    schedule : Config, FusedConfig or Mapping, optional
+    schedule : Config, FusedConfig, ByShape or Mapping, optional
         Which kernel; :data:`DEFAULT` if absent.
     scale : float, optional
         Factor of the output, any number that fp32 holds, 0 included; ``1 / sqrt(128)`` if absent.
@@ -264,17 +279,20 @@ def gdn_prefill(
         raise TypeError(f"validate must be True or False, not {validate!r}")
     if torch.compiler.is_compiling():
         from candidates.gdn_prefill.kernel.untraced import prefill as run
-    else:
-        if stream is None and not validate and cu_seqlens is not None:
-            results = recall(
-                _prepare_again, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state,
-                _kind(schedule, q, v), scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out,
-                final_state,
-            )  # fmt: skip
-            if results is not None:
-                return results
-        run = _prefill
-    return run(
+
+        return run(
+            q, k, v, g, beta, cu_seqlens, initial_state, schedule=schedule, scale=scale,
+            stream=stream, validate=validate, gate=gate, A_log=A_log, dt_bias=dt_bias,
+            beta_logits=beta_logits, l2norm=l2norm, out=out, final_state=final_state,
+        )  # fmt: skip
+    if not validate and (stream is None or is_current(stream, v)):
+        results = recall(
+            DEFAULT if schedule is None else schedule, True, q, k, v, g, beta, cu_seqlens,
+            initial_state, scale, gate, None, A_log, dt_bias, beta_logits, l2norm, out, final_state,
+        )  # fmt: skip
+        if results is not None:
+            return results
+    return _prefill(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
         A_log, dt_bias, beta_logits, l2norm, out, final_state,
     )  # fmt: skip
@@ -285,7 +303,10 @@ def _prefill(
     A_log, dt_bias, beta_logits, l2norm, out, final_state,
 ):  # fmt: skip
     """:func:`gdn_prefill`, all arguments given; everything is checked."""
-    config = schedule_of(schedule)
+    if isinstance(schedule, ByShape):
+        config = schedule.choose(q, v, cu_seqlens)
+    else:
+        config = schedule_of(schedule)
     options = check(
         q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, config.in_place,
         gate=gate, A_log=A_log, dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm,
@@ -295,52 +316,43 @@ def _prefill(
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
         final_state, A_log, dt_bias,
     )  # fmt: skip
-    context = _on_stream(stream, q.device)
+    context = on_stream(stream, q.device)
     if context is None:
         results = _call(*call)
     else:
         with context:
             results = _call(*call)
-    if cu_seqlens is not None and (schedule is None or schedule is config):
-        key = key_of(
-            q, k, v, g, beta, cu_seqlens, initial_state, _kind(schedule, q, v), gate, None, A_log,
-            dt_bias, beta_logits, l2norm, final_state,
-        )  # fmt: skip
-        remember(key, _Known(config), options)
+    if cu_seqlens is None or isinstance(schedule, Mapping):
+        return results  # of what does not reach the kernels as it is, or may change
+    with_state = initial_state is not None
+    kind = Kind(options.compact, config.in_place, _again(config, with_state, options))
+    remember(
+        kind, config, config if schedule is None else schedule, True, q, k, v, g, beta, cu_seqlens,
+        initial_state, gate, None, A_log, dt_bias, beta_logits, l2norm, final_state,
+    )  # fmt: skip
     return results
 
 
-class _Known(KdaConfig):
-    """A configuration as a known call holds it.
+def _again(config, with_state, options):
+    """:func:`prepare` for calls of one kind as KDA makes them, with a ``lower_bound``, which is
+    None; their function is looked up once."""
+    function = functools.lru_cache(maxsize=1)(lambda: compiled(config, with_state, options))
 
-    ``known`` lets final states lie over initial ones where the configuration is KDA's with one
-    segment: that much this is, of a configuration that is in place.
-    """
+    def prepare_again(v, cu_seqlens):
+        call = prepare(config, v, cu_seqlens, None, options, function())
 
-    config: Config | FusedConfig
+        def run(
+            q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log, dt_bias, _
+        ) -> None:  # fmt: skip
+            if dt_bias is not None:
+                dt_bias = dt_bias.unsqueeze(-1)
+            call(
+                q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log, dt_bias
+            )
 
-    def __init__(self, config: Config | FusedConfig) -> None:
-        object.__setattr__(self, "config", config)  # its base is frozen
-        object.__setattr__(self, "segments", 1 if config.in_place else 2)
+        return run
 
-
-def _kind(schedule, q, v):
-    """What decides how a call is served and a compiled function does not see: the operation, the
-    schedule, and whether value heads are a multiple of the others."""
-    if isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
-        return "gdn_prefill", schedule, q.shape[-2:-1], v.shape[-2:-1]
-    return None
-
-
-def _prepare_again(known, v, cu_seqlens, initial_state, options):
-    """:func:`prepare` for calls as KDA makes them: with a ``lower_bound``, which is None."""
-    call = prepare(known.config, v, cu_seqlens, initial_state, options)
-
-    def run(*args):
-        *tensors, dt_bias, _ = args
-        call(*tensors, dt_bias if dt_bias is None else dt_bias.unsqueeze(-1))
-
-    return run
+    return prepare_again
 
 
 def _call(

@@ -93,8 +93,8 @@ class Fused(Build, Scan, Guard):
         S : cute.Tensor or None
             Final states; may be S0 if ``pieces`` is 1.
         X : cute.Tensor
-            Scratch of exact segments, fp32, as KDA's fused form has it; any size if ``pieces`` is
-            1.
+            Scratch of :class:`candidates._delta_rule.kernel.pieces.Scratch`, fp32; any size if
+            ``pieces`` is 1.
         scale : Float32
         pieces : Int32
             Pieces per sequence, at most; 1 or more, and 1 with 64 rows.

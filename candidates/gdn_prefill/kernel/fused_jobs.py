@@ -5,7 +5,7 @@ pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA tak
 Otherwise both are one *job* if the guard fails between them, else the second is the next one.  A
 job that the guard lets begin from zero is cut: 64 value rows for each CTA.  One that it does not is
 an exact segment: the first CTA scans values from zero, which gives C and O, the second the map of
-states, which gives M and P; KDA's fix-up composes and corrects.
+states, which gives M and P; the fix-up composes and corrects.
 
 The CTAs of a pair do not talk: each builds what it scans.
 """

@@ -63,7 +63,8 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
 """The same for the fused kernel.
 
-pieces: a Python int of at least 1; scratch: fp32, ``Scratch`` of KDA's fused form.
+pieces: a Python int of at least 1; scratch: fp32, of
+:class:`candidates._delta_rule.kernel.pieces.Scratch`.
 """
 
 

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from candidates._base import Baseline
 from candidates._baselines.torch_chunked import TorchChunked
-from candidates.kda_prefill.baselines._cudnn import CudnnHopper
+from candidates.kda_prefill.baselines._cudnn import CudnnHopper, CudnnHopperRaw
 from candidates.kda_prefill.baselines._fla import FlashLinearAttention
 from candidates.kda_prefill.baselines._flashkda import FlashKda
+from candidates.kda_prefill.baselines._ours import KdaFedRaw
 
-__all__ = ["BASELINES"]
+__all__ = ["BASELINES", "FED_RAW"]
 
 BASELINES: tuple[Baseline, ...] = (
     FlashKda(),
     FlashLinearAttention(),
     CudnnHopper("cudnn_fused", "kda_hopper_cuda"),
+    CudnnHopperRaw("cudnn_fused_raw", "kda_hopper_cuda"),
     CudnnHopper("cudnn_segmented", "kda_hopper"),
     TorchChunked("kda_prefill"),
 )
+
+FED_RAW = KdaFedRaw
+"""What makes a contestant of a schedule of ours that is fed raw inputs."""

@@ -16,6 +16,7 @@ from candidates._baselines.common import (
     distribution_version,
     missing_module,
     no_sm90,
+    raw_operands,
 )
 from operations import Inputs, Outputs, Workload
 
@@ -57,19 +58,17 @@ class FlashKda(Baseline):
     def load(self, workload: Workload, raw: Mapping[str, Any] | None) -> Runnable:
         import flash_kda
 
-        if raw is None:
-            raise ValueError("flashkda takes raw gates; this regime has no raw form")
+        given = raw_operands(self.name, raw)
 
         def bind(inputs: Inputs, outputs: Outputs) -> Callable[[], Mapping[str, torch.Tensor]]:
             import torch
 
             q, k, v = (inputs[name].unsqueeze(0) for name in ("q", "k", "v"))
-            g = raw["g_raw"].to(torch.bfloat16).contiguous().unsqueeze(0)
-            beta = raw["beta_logits"].to(torch.bfloat16).contiguous().unsqueeze(0)
-            a_log, dt_bias = raw["A_log"].float(), raw["dt_bias"].float()
+            g, beta = given.g.unsqueeze(0), given.beta.unsqueeze(0)
+            _, _, a_log, dt_bias, lower_bound = given
             offsets = inputs["cu_seqlens"].to(torch.int64)
             out = outputs["o"].unsqueeze(0)
-            scale, lower_bound = float(inputs["scale"]), float(raw["lower_bound"])
+            scale = float(inputs["scale"])
             initial, final = inputs["initial_state"], outputs["final_state"]
 
             def call() -> Mapping[str, torch.Tensor]:

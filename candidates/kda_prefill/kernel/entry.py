@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
+from candidates._delta_rule.kernel.calls import on_stream, sms, split_scratch, without_rows
 from candidates._delta_rule.kernel.image import HEAD
+from candidates._delta_rule.kernel.known import (
+    DEFAULT_SCALE,
+    ByShape,
+    Kind,
+    is_current,
+    new,
+    recall,
+    remember,
+)
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
 
@@ -23,19 +33,21 @@ from . import arguments
 from .arguments import check
 from .config import DEFAULT, Config, FusedConfig, schedule_of, workspace
 from .fused_plan import NEVER, SECOND, SHORTER, runs_of
-from .known import DEFAULT_SCALE, key_of, new, recall, remember
 
 __all__ = [
     "DEFAULT",
+    "ByShape",
     "Config",
     "FusedConfig",
     "Options",
     "adopt",
     "check",
     "compiled",
+    "is_current",
     "kda_prefill",
     "launch",
     "prepare",
+    "recall",
     "workspace",
 ]
 
@@ -120,11 +132,12 @@ def prepare(
     cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None,
     options: Options = PLAIN,
+    function: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
     """The call for tensors shaped like these.
 
     It takes what :func:`launch` takes after ``config``, and for an activation in the kernel
-    ``A_log``, ``dt_bias`` and ``lower_bound``.
+    ``A_log``, ``dt_bias`` and ``lower_bound``.  ``function`` is the compiled one, if it is at hand.
     """
     if cu_seqlens is None:
         N, T, H, _ = v.shape
@@ -132,69 +145,52 @@ def prepare(
         T, H, _ = v.shape
         N = cu_seqlens.shape[0] - 1
     if T == 0 or N == 0 or H == 0:  # a grid of no blocks cannot be launched
-        return _without_rows
-    function = compiled(config, initial_state is not None, options)
+        return without_rows
+    if function is None:
+        function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
-        runs, how = runs_of(config.waves, _sms(v.device)), SHORTER
+        runs, how = runs_of(config.waves, sms(v.device)), SHORTER
         rows = T if cu_seqlens is not None else N * T
         words = Scratch(runs).words(rows, H)
         # Sizes are int32: whole sequences are right, and need no scratch.
         if max(words, H * (rows + 16 * SECOND * N)) > arguments.MAX_ROWS:
             words, how = 1, NEVER
-        return functools.partial(_enqueue_fused, function, words, runs, how)
+        return _fused_call(function, words, runs, how, v.device)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, H)]
-    return functools.partial(_enqueue, function, scratch)
+    return _split_call(function, scratch, v.device)
 
 
-@functools.lru_cache(maxsize=64)
-def _sms(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def _fused_call(function, words, runs, how, device):
+    """What allocates scratch and launches; see :func:`split_scratch`."""
+
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None, lower_bound=None,
+    ) -> None:  # fmt: skip
+        scratch = torch.empty(words, dtype=torch.float32, device=device)
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, runs,
+            how, A_log, dt_bias, lower_bound,
+        )  # fmt: skip
+
+    return call
 
 
-def _without_rows(
-    q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, *_
-) -> None:  # fmt: skip
-    """No row belongs to a sequence: outputs are zero, states stay as they are."""
-    out.zero_()
-    if final_state is None:
-        return
-    if initial_state is None:
-        final_state.zero_()
-    elif initial_state.data_ptr() != final_state.data_ptr():
-        final_state.copy_(initial_state)
+def _split_call(function, scratch, device):
+    """What allocates scratch and launches."""
+    allocate = split_scratch(scratch, device)
 
+    def call(
+        q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state, A_log=None,
+        dt_bias=None, lower_bound=None,
+    ) -> None:  # fmt: skip
+        images, boundaries = allocate()
+        function(
+            q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries,
+            scale, A_log, dt_bias, lower_bound,
+        )  # fmt: skip
 
-def _enqueue_fused(
-    function, words, runs, how, q, k, v, g, beta, cu_seqlens, initial_state, scale, out,
-    final_state, A_log=None, dt_bias=None, lower_bound=None,
-) -> None:  # fmt: skip
-    """Allocate scratch and launch; see :func:`_enqueue`."""
-    scratch = torch.empty(words, dtype=torch.float32, device=v.device)
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, scratch, scale, runs,
-        how, A_log, dt_bias, lower_bound,
-    )  # fmt: skip
-
-
-def _enqueue(
-    function, scratch, q, k, v, g, beta, cu_seqlens, initial_state, scale, out, final_state,
-    A_log=None, dt_bias=None, lower_bound=None,
-) -> None:  # fmt: skip
-    """Allocate scratch and launch.
-
-    The scratch belongs to this call: it comes from torch's allocator, which gives it to a later
-    call of the same stream only, so that calls in flight on two streams never share it.
-    """
-    device = q.device
-    shape, dtype = scratch[0]
-    images, boundaries = torch.empty(shape, dtype=dtype, device=device), None
-    if len(scratch) > 1:
-        shape, dtype = scratch[1]
-        boundaries = torch.empty(shape, dtype=dtype, device=device)
-    function(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, images, boundaries, scale,
-        A_log, dt_bias, lower_bound,
-    )  # fmt: skip
+    return call
 
 
 def kda_prefill(
@@ -206,7 +202,7 @@ def kda_prefill(
     cu_seqlens: torch.Tensor | None = None,
     initial_state: torch.Tensor | None = None,
     *,
-    schedule: Config | FusedConfig | Mapping[str, Any] | None = None,
+    schedule: Config | FusedConfig | ByShape | Mapping[str, Any] | None = None,
     scale: float | None = None,
     stream: torch.cuda.Stream | int | None = None,
     validate: bool = False,
@@ -240,7 +236,7 @@ def kda_prefill(
         sequence covers are written 0.
     initial_state : torch.Tensor, optional
         fp32 or bf16 ``[N, HV, 128, 128]``, value-major (``[V, K]``), contiguous; zero if absent.
-    schedule : Config, FusedConfig or Mapping, optional
+    schedule : Config, FusedConfig, ByShape or Mapping, optional
         Which kernel; :data:`DEFAULT` if absent.  Split schedules decline ``l2norm``, more value
         heads than heads, and tensors that are not contiguous.
     scale : float, optional
@@ -288,18 +284,26 @@ def kda_prefill(
     q, k, v, g and beta may be views, such as slices of one projection: channels must be contiguous
     and tokens and heads a multiple of 16 bytes apart (beta: any steps).  There is no backward pass.
     """
+    if validate is not True and validate is not False:
+        raise TypeError(f"validate must be True or False, not {validate!r}")
     if torch.compiler.is_compiling():
         from .untraced import prefill as run
-    else:
-        if stream is None and not validate:
-            results = recall(
-                prepare, _on_stream, q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale,
-                gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
-            )  # fmt: skip
-            if results is not None:
-                return results
-        run = _prefill
-    return run(
+
+        return run(
+            q, k, v, g, beta, cu_seqlens, initial_state, schedule=schedule, scale=scale,
+            stream=stream, validate=validate, gate=gate, lower_bound=lower_bound, A_log=A_log,
+            dt_bias=dt_bias, beta_logits=beta_logits, l2norm=l2norm, out=out,
+            final_state=final_state,
+        )  # fmt: skip
+    if not validate and (stream is None or is_current(stream, v)):
+        results = recall(
+            DEFAULT if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
+            initial_state, scale, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, out,
+            final_state,
+        )  # fmt: skip
+        if results is not None:
+            return results
+    return _prefill(
         q, k, v, g, beta, cu_seqlens, initial_state, schedule, scale, stream, validate, gate,
         lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
     )  # fmt: skip
@@ -310,10 +314,13 @@ def _prefill(
     lower_bound, A_log, dt_bias, beta_logits, l2norm, out, final_state,
 ):  # fmt: skip
     """:func:`kda_prefill`, all arguments given; everything is checked."""
-    config = DEFAULT if schedule is None else schedule_of(schedule)
+    if isinstance(schedule, ByShape):
+        config = schedule.choose(q, v, cu_seqlens)
+    else:
+        config = schedule_of(schedule)
+    in_place = isinstance(config, Config) and config.segments == 1
     options = check(
-        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state,
-        isinstance(config, Config) and config.segments == 1,
+        q, k, v, g, beta, cu_seqlens, initial_state, out, final_state, in_place,
         gate=gate, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
         beta_logits=beta_logits, l2norm=l2norm,
     )  # fmt: skip
@@ -324,19 +331,26 @@ def _prefill(
         config, options, q, k, v, g, beta, cu_seqlens, initial_state, scale, validate, out,
         final_state, A_log, dt_bias, None if lower_bound is None else float(lower_bound),
     )  # fmt: skip
-    context = _on_stream(stream, q.device)
+    context = on_stream(stream, q.device)
     if context is None:
         results = _call(*call)
     else:
         with context:
             results = _call(*call)
-    if schedule is None or schedule is config:
-        key = key_of(
-            q, k, v, g, beta, cu_seqlens, initial_state, schedule, gate, lower_bound, A_log,
-            dt_bias, beta_logits, l2norm, final_state,
-        )  # fmt: skip
-        remember(key, config, options)
+    if isinstance(schedule, Mapping) or (cu_seqlens is None and isinstance(config, Config)):
+        return results  # a mapping may change, and the others do not reach the kernels as they are
+    kind = Kind(options.compact, in_place, _again(config, initial_state is not None, options))
+    remember(
+        kind, config, config if schedule is None else schedule, False, q, k, v, g, beta, cu_seqlens,
+        initial_state, gate, lower_bound, A_log, dt_bias, beta_logits, l2norm, final_state,
+    )  # fmt: skip
     return results
+
+
+def _again(config, with_state, options):
+    """:func:`prepare` for calls of one kind, whose function is looked up once."""
+    function = functools.lru_cache(maxsize=1)(lambda: compiled(config, with_state, options))
+    return lambda v, cu_seqlens: prepare(config, v, cu_seqlens, None, options, function())
 
 
 def _call(
@@ -364,27 +378,3 @@ def _call(
         A_log, dt_bias, lower_bound,
     )  # fmt: skip
     return out, final_state
-
-
-def _on_stream(stream, device):
-    """Context that makes the wanted stream and the tensors' device current, or None if they are."""
-    if stream is None:
-        # The tensors' device decides, not the current one.
-        return None if device.index == torch.cuda.current_device() else torch.cuda.device(device)
-    if isinstance(stream, bool) or not isinstance(stream, (int, torch.cuda.Stream)):
-        raise TypeError(
-            f"stream must be a torch.cuda.Stream, an integer handle or None, "
-            f"not {type(stream).__name__}"
-        )
-    if isinstance(stream, int):
-        if stream < 0:
-            raise ValueError(f"stream={stream} is no stream handle")
-        # Handle 0 is the default stream, not "none given".
-        stream = (
-            torch.cuda.ExternalStream(stream, device=device)
-            if stream
-            else torch.cuda.default_stream(device)
-        )
-    if stream.device != device:
-        raise ValueError(f"stream is on {stream.device}, q on {device}; use a stream of q's device")
-    return torch.cuda.stream(stream)

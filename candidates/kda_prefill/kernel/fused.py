@@ -161,7 +161,8 @@ class Fused(Guard, Build, Scanning):
             Final states.  Must not overlap S0: the CTA of the last piece writes it while that of
             the first still reads.
         X : cute.Tensor
-            Scratch of :class:`.fused_plan.Scratch` of ``runs``, fp32; any size if ``how`` is NEVER.
+            Scratch of :class:`candidates._delta_rule.kernel.pieces.Scratch` of ``runs``, fp32; any
+            size if ``how`` is NEVER.
         A_log, dt_bias, bound : cute.Tensor, cute.Tensor, Float32 or None
             Of the gate's activation: see :class:`candidates._delta_rule.kernel.activate.Gates`.
         scale : Float32

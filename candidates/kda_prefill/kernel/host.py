@@ -70,7 +70,8 @@ FUSED_ABI = (
 """The same for the fused kernel; runs: a Python int, even and at least 2; how: one of those of
 :mod:`.fused_plan`.
 
-scratch: fp32, of :class:`.fused_plan.Scratch` if ``how`` is not NEVER.  Where offsets are
+scratch: fp32, of :class:`candidates._delta_rule.kernel.pieces.Scratch` if ``how`` is not NEVER.
+Where offsets are
 ``equal``, cu_seqlens is None and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 

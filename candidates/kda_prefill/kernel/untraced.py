@@ -13,5 +13,5 @@ from . import entry
 
 __all__ = ["prefill"]
 
-prefill = torch.compiler.disable(entry._prefill)
-""":func:`.entry.kda_prefill`, all arguments given in order."""
+prefill = torch.compiler.disable(entry.kda_prefill)
+""":func:`.entry.kda_prefill`, which finds that it is not traced."""

@@ -21,6 +21,9 @@ __all__ = ["Support", "choose", "any_prefill", "support"]
 
 _BY_SHAPE = {row.shape: row.config for row in ROWS if row.shape is not None}
 _DEFAULT = next(row.config for row in ROWS if row.shape is None)
+_SCHEDULE = entry.ByShape(lambda q, v, cu_seqlens: choose(any_shape_arguments))
+"""Calls known by it came through :func:`_run` once."""
+
 _DEVICES = 64  # of which it is remembered that they can run this
 
 
@@ -61,9 +64,14 @@ def any_prefill(
     """@CONTRACT@"""
     if validate is not True and validate is not False:
         raise TypeError(f"validate must be True or False, not {validate!r}")
+    traced = torch.compiler.is_compiling()
+    if not (traced or validate) and (stream is None or entry.is_current(stream, v)):
+        # part: known
+        if results is not None:
+            return results
     forms = (any_forms)
     tensors = (q, k, v, g, beta, cu_seqlens, initial_state)
-    if torch.compiler.is_compiling():
+    if traced:
         if stream is None and not validate:
             return _op.call(tensors, scale, forms, out, final_state)
         # A stream of its own and a look at the device break the graph.  Imported here: it brings
@@ -78,12 +86,11 @@ def _run(tensors, scale, forms, stream, validate, out, final_state):
     """The call, not traced."""
     # part: shaped
     any_forms = forms
-    config = choose(any_shape_arguments)
     if isinstance(q, torch.Tensor) and q.is_cuda and (problem := _machine_problem(q.device.index)):
         raise RuntimeError(problem)
     bounded = GATE_BOUND is not None and gate != "log"
     if bounded or validate:
-        _refuse(config, tensors, scale, forms, out, final_state)
+        _refuse(choose(any_shape_arguments), tensors, scale, forms, out, final_state)
     if bounded:
         _refuse_gate(any_bounded)
     if validate:

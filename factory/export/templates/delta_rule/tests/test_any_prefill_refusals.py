@@ -152,6 +152,17 @@ def test_a_compiled_call_refuses_gradients():
         step(x)
 
 
+def test_the_operator_itself_refuses_gradients(monkeypatch):
+    monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
+    operator = importlib.import_module(f"{package.__name__}._op")._operator()
+    x = inputs([0, 20, 37], device="cpu")
+    x["v"].requires_grad_()
+    with pytest.raises(ValueError, match="v requires grad, and there is no backward pass"):
+        operator(
+            *x.values(), None, any_default_forms
+        )  # fmt: skip
+
+
 def test_a_compiled_call_refuses_when_it_runs_what_it_could_not_when_it_was_traced(monkeypatch):
     monkeypatch.setattr(arguments, "on_gpu", lambda x: True)
     x = inputs([0, 20, 37], device="cpu")
