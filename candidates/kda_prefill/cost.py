@@ -192,7 +192,10 @@ def run_chunks(
 def _fused(
     view: FusedSchedule, heads: int, lengths: tuple[int, ...], constants: Constants
 ) -> float:
-    """Runs over the SMs, one CTA to each; at gates under which every run may start early."""
+    """Runs over the SMs, one CTA to each; at gates under which every run may start early.
+
+    A piece behind the first of a run is taken for SECOND chunks more.
+    """
     step = constants.fused_step_us[view.frame, view.builders]
     durations = [
         constants.fused_cta_us + (sum(run) + (len(run) - 1) * SECOND) * step

@@ -20,14 +20,14 @@ from candidates._delta_rule.emulate import (
     GATE_FLOOR,
     SMS,
     InverseName,
+    Plan,
+    bf16,
     composed,
     exact_segments,
+    exp,
+    initial_state,
     triangular_inverse,
 )
-from candidates._delta_rule.emulate import Plan as _Plan
-from candidates._delta_rule.emulate import bf16 as _bf16
-from candidates._delta_rule.emulate import exp as _exp
-from candidates._delta_rule.emulate import initial_state as _initial_state
 from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
 from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, cuts_of, runs_of
@@ -45,11 +45,11 @@ _CHUNKS = KdaSchedule(BT, "mid", None, None, 1, 64)
 def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Evaluate KDA prefill as the fused kernel would; see :func:`.emulate.emulate`."""
     view = FusedSchedule.of(schedule)
-    plan = _Plan.of(_CHUNKS, inputs)
+    plan = Plan.of(_CHUNKS, inputs)
     middle = view.frame == "middle"
     chunks = _Chunks.of(plan, inputs)
     images = _prepare(chunks, middle)
-    final, scale = _initial_state(inputs), float(inputs["scale"])
+    final, scale = initial_state(inputs), float(inputs["scale"])
     heads = inputs["v"].shape[1]
     out = torch.zeros(*chunks.v.shape)
     cuts = _cuts_by_chain(cuts_of(plan.lengths, heads, runs_of(view.waves, SMS)))
@@ -99,7 +99,7 @@ def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
     counts like the factor.  The whole decay of a steep chunk does not: nothing raises it.
     """
     view = FusedSchedule.of(schedule)
-    chunks = _Chunks.of(_Plan.of(_CHUNKS, inputs), inputs)
+    chunks = _Chunks.of(Plan.of(_CHUNKS, inputs), inputs)
     if not chunks.up.numel():
         return 0.0
     inside = inside_exponents(chunks.g).abs().amax((-1, -2))
@@ -113,7 +113,7 @@ def largest_exponent(schedule: Schedule, inputs: Mapping[str, Any]) -> float:
 
 def warm_ups(inputs: Mapping[str, Any], n: int, h: int, boundary: int) -> int:
     """Chunks of warm-up at chunk ``boundary`` of a sequence and head; -1 if none will do."""
-    plan = _Plan.of(_CHUNKS, inputs)
+    plan = Plan.of(_CHUNKS, inputs)
     chunks = _Chunks.of(plan, inputs)
     bounds = pair_bounds(chunks, plan.base[n], -(-plan.lengths[n] // BT))
     return _warm_up(bounds[:, h], boundary)
@@ -142,7 +142,7 @@ class _Chunks:
     steep: Tensor
 
     @classmethod
-    def of(cls, plan: _Plan, inputs: Mapping[str, Any]) -> _Chunks:
+    def of(cls, plan: Plan, inputs: Mapping[str, Any]) -> _Chunks:
         def take(x: Tensor) -> Tensor:
             invalid = ~plan.valid.view(*plan.valid.shape, *[1] * (x.dim() - 1))
             return x[plan.rows].float().masked_fill(invalid, 0.0).transpose(1, 2).contiguous()
@@ -172,17 +172,17 @@ def _held(x: Tensor, steep: Tensor) -> Tensor:
 
 def _prepare(x: _Chunks, middle: bool) -> _Images:
     """Everything that depends on the chunk alone, in the frame of its middle or of its ends."""
-    rows, columns = _exp(x.up), _exp(-x.up)
-    k_rows, q_rows, k_columns = _bf16(x.k * rows), _bf16(x.q * rows), _bf16(x.k * columns)
+    rows, columns = exp(x.up), exp(-x.up)
+    k_rows, q_rows, k_columns = bf16(x.k * rows), bf16(x.q * rows), bf16(x.k * columns)
     aqk, akk = q_rows @ k_columns.transpose(-1, -2), k_rows @ k_columns.transpose(-1, -2)
     steep = x.steep[..., None, None]
     if steep.any():
         inside = inside_exponents(x.g)
-        up, down = _exp(inside), _bf16(x.k * _exp(-inside)).transpose(-1, -2)
+        up, down = exp(inside), bf16(x.k * exp(-inside)).transpose(-1, -2)
         half = torch.arange(BT) // _HALF
         own = steep & (half[:, None] == half)
-        aqk = torch.where(own, _bf16(x.q * up) @ down, aqk)
-        akk = torch.where(own, _bf16(x.k * up) @ down, akk)
+        aqk = torch.where(own, bf16(x.q * up) @ down, aqk)
+        akk = torch.where(own, bf16(x.k * up) @ down, akk)
         b = split_tokens(x.g.clamp(min=GATE_FLOOR), _HALF).cumsum(3)
         b = torch.cat([b[:, :, 0], b[:, :, 1] + x.head[:, :, None]], 2)
         rest = (
@@ -190,21 +190,21 @@ def _prepare(x: _Chunks, middle: bool) -> _Images:
             x.tail[:, :, None] - x.up[:, :, _HALF:],
         )
         to_end = torch.cat(rest, 2)
-        k_rows = torch.where(steep, _bf16(x.k * _exp(b)), k_rows)
-        q_rows = torch.where(steep, _bf16(x.q * _exp(b)), q_rows)
-        k_columns = torch.where(steep, _bf16(x.k * _exp(to_end)), k_columns)
+        k_rows = torch.where(steep, bf16(x.k * exp(b)), k_rows)
+        q_rows = torch.where(steep, bf16(x.q * exp(b)), q_rows)
+        k_columns = torch.where(steep, bf16(x.k * exp(to_end)), k_columns)
     lower = torch.ones(BT, BT).tril().bool()
     akk, aqk = akk.masked_fill(~lower.tril(-1), 0.0), aqk.masked_fill(~lower, 0.0)
     inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, _INVERSE)
-    write = _bf16(inverse * x.beta.unsqueeze(-2))
-    w, u = write @ k_rows, _bf16(write @ x.v)
+    write = bf16(inverse * x.beta.unsqueeze(-2))
+    w, u = write @ k_rows, bf16(write @ x.v)
     if middle:
-        return _Images(_bf16(w), u, q_rows, k_columns, aqk)
-    head, tail = _exp(x.head).unsqueeze(2), _exp(x.tail).unsqueeze(2)
+        return _Images(bf16(w), u, q_rows, k_columns, aqk)
+    head, tail = exp(x.head).unsqueeze(2), exp(x.tail).unsqueeze(2)
     w = torch.where(steep, w, w * head)
-    q_rows = torch.where(steep, q_rows, _bf16(x.q * rows * head))
+    q_rows = torch.where(steep, q_rows, bf16(x.q * rows * head))
     return _Images(
-        _bf16(w), u, q_rows, torch.where(steep, k_columns, _bf16(x.k * columns * tail)), aqk
+        bf16(w), u, q_rows, torch.where(steep, k_columns, bf16(x.k * columns * tail)), aqk
     )
 
 
@@ -230,19 +230,19 @@ def _walk(
     for c in range(base + first, base + end):
         if middle:
             before = tail[c - 1] if c > base + first else torch.zeros_like(head[c])
-            state = state * _exp(head[c] + before).unsqueeze(-1)
-        operand = _bf16(state)
-        new = _bf16(values * images.u[c, h] - images.w[c, h] @ operand)
+            state = state * exp(head[c] + before).unsqueeze(-1)
+        operand = bf16(state)
+        new = bf16(values * images.u[c, h] - images.w[c, h] @ operand)
         if c >= base + begin:
-            scores = _bf16(scale * images.aqk[c, h])
+            scores = bf16(scale * images.aqk[c, h])
             out.append(scale * (images.q[c, h] @ operand) + scores @ new)
         if middle and x.steep[c, h]:
-            state = state * _exp(x.head[c, h] + x.tail[c, h]).unsqueeze(-1)
+            state = state * exp(x.head[c, h] + x.tail[c, h]).unsqueeze(-1)
         if not middle:
-            state = state * (_exp(x.head[c, h]) * _exp(x.tail[c, h])).unsqueeze(-1)
+            state = state * (exp(x.head[c, h]) * exp(x.tail[c, h])).unsqueeze(-1)
         state = state + images.k[c, h].transpose(-1, -2) @ new
     if middle and end > first:
-        state = state * _exp(tail[base + end - 1]).unsqueeze(-1)
+        state = state * exp(tail[base + end - 1]).unsqueeze(-1)
     return state, torch.stack(out) if out else torch.zeros(0, BT, state.shape[-1])
 
 
@@ -258,8 +258,8 @@ def pair_bounds(x: _Chunks, base: int, count: int) -> Tensor:
     g1, g2, k1, k2 = (t[own, :, i::2] for t in (x.g, x.k) for i in range(2))
     beta = x.beta[own].view(count, -1, _HALF, 2)
     square = k1 * k1
-    mixed = ((square * _exp(2 * g1)).sum(-1) * (square * _exp(2 * g2)).sum(-1)).sqrt()
-    bound = _exp((g1 + g2).amax(-1)) + beta[..., 0] * mixed
+    mixed = ((square * exp(2 * g1)).sum(-1) * (square * exp(2 * g2)).sum(-1)).sqrt()
+    bound = exp((g1 + g2).amax(-1)) + beta[..., 0] * mixed
     strength = beta * torch.stack([square.sum(-1), (k2 * k2).sum(-1)], -1)
     tame = ((beta >= 0) & (strength <= 2)).all(-1)
     logs: Tensor = bound.log().clamp(min=-1e3).masked_fill(~tame, torch.inf).sum(-1)

@@ -193,27 +193,9 @@ class Fused(Guard, Build, Scanning):
 
     @cute.kernel
     def kernel(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor | cutlass.Int32,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        runs: cutlass.Int32,
-        how: cutlass.Int32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        bound: cutlass.Float32 | None,
-        mma_t: cute.TiledMma,
-        mma_w: cute.TiledMma,
-        mma_s: cute.TiledMma,
-    ):
+        self, Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, mma_t, mma_w,
+        mma_s,
+    ):  # fmt: skip
         plan = self.plan
         tidx = cute.arch.thread_idx()[0]
         warp_id = cute.arch.make_warp_uniform(cute.arch.warp_idx())

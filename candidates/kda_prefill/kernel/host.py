@@ -12,7 +12,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 
 from candidates._delta_rule.kernel.fixup import Fixup
 from candidates._delta_rule.kernel.host import (
@@ -71,8 +70,7 @@ FUSED_ABI = (
 :mod:`.fused_plan`.
 
 scratch: fp32, of :class:`candidates._delta_rule.kernel.pieces.Scratch` if ``how`` is not NEVER.
-Where offsets are
-``equal``, cu_seqlens is None and q, k, v, g, beta and o begin with ``[B, T]``.
+Where offsets are ``equal``, cu_seqlens is None and q, k, v, g, beta and o begin with ``[B, T]``.
 """
 
 
@@ -95,7 +93,7 @@ class KdaPrefill:
 
 
 class FusedPrefill:
-    """The fused kernel and its fix-up behind one host function."""
+    """The fused kernel and its fix-up behind one host function; they say what it takes."""
 
     def __init__(self, config: FusedConfig, options: Options) -> None:
         self.fused = Fused(config.frame, config.builders, options)
@@ -103,28 +101,9 @@ class FusedPrefill:
 
     @cute.jit
     def __call__(
-        self,
-        Q: cute.Tensor,
-        K: cute.Tensor,
-        V: cute.Tensor,
-        G: cute.Tensor,
-        B: cute.Tensor,
-        CU: cute.Tensor | None,
-        S0: cute.Tensor | None,
-        O: cute.Tensor,
-        S: cute.Tensor | None,
-        X: cute.Tensor,
-        scale: cutlass.Float32,
-        runs: cutlass.Int32,
-        how: cutlass.Int32,
-        A_log: cute.Tensor | None,
-        dt_bias: cute.Tensor | None,
-        bound: cutlass.Float32 | None,
-        stream: CUstream,
+        self, Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, stream
     ):
-        self.fused(
-            Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, stream
-        )  # fmt: skip
+        self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, stream)
         if how > NEVER:
             self.fixup(O, S, X, runs, stream)
 
