@@ -803,7 +803,7 @@ def test_a_stream_that_is_current_anyway_is_no_reason_to_check_again(launched, m
     x, went = tensors(), []
     for _ in range(2):
         kda_prefill(**x)
-    monkeypatch.setattr(entry, "_on_stream", lambda stream, device: went.append(stream))
+    monkeypatch.setattr(entry, "on_stream", lambda stream, device: went.append(stream))
     monkeypatch.setattr(known, "current_stream", lambda index: {-1: 1}[index])
     kda_prefill(**x, stream=1)
     assert went == []
