@@ -78,7 +78,7 @@ A warp's own piece has the pieces behind it in place of the warpgroups, and in t
 place in the ring, counted from the first piece.  A builder has in place of the map whether it is
 only a guess."""
 
-RUN = 2
+RUN = 3
 """Number of the job that is the first of a CTA's own pieces: where its last one ends if that is
 within a sequence, and where its state goes then, are in the last word and in place of the map."""
 
@@ -185,7 +185,7 @@ class FusedPlan:
 
     @property
     def off_jobs(self) -> int:
-        """Up to two jobs of a pair, the CTA's own run, and the piece that each warp is at."""
+        """Up to three jobs of a pair, the CTA's own run, and the piece that each warp is at."""
         return self.off_guard + 192
 
     @property
