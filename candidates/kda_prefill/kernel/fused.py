@@ -425,6 +425,20 @@ class Fused(Guard, Build, Scanning):
                 skip = I32(1)
             if right < 0:
                 tail = I32(CARRY)
+        # What the pair does together: these, and the second CTA's last piece where the first one
+        # would have nothing to do meanwhile.
+        segment = exact and one
+        jobs, third, idle = I32(0), I32(0), b.chain - a.chain
+        if exact:
+            jobs, idle = jobs + 1, idle - 1
+        if merged and not segment:
+            jobs = jobs + 1
+        if b.chunk > 0 and not merged:
+            idle = idle + 1
+        if jobs > 0 and idle <= 0 and c.chunk > 0 and c.chain > b.chain:
+            third = I32(1)
+            if rank > 0:
+                end_chunk = I32(0)
         pieces = end.chain - begin.chain - skip
         if end_chunk > 0:
             pieces = pieces + 1
@@ -438,12 +452,7 @@ class Fused(Guard, Build, Scanning):
             warm, start = I32(0), I32(0)
             if pieces > 0:
                 n, h, row0, row1 = self.follow(CU, n, h, row1, N, T)
-        # And what the pair does together.
-        segment = exact and one
-        if exact:
-            choice = choice + OWN
-        if merged and not segment:
-            choice = choice + OWN
+        choice = choice + (jobs + third) * OWN
         if warp_id == 0:
             if lane == 0:
                 stop, target = over(row1 - row0 + BT - 1, BT), I32(FINAL)
@@ -477,18 +486,22 @@ class Fused(Guard, Build, Scanning):
                 role_a, target_a = I32(3), I32(CARRY)
                 if rank > 0:
                     target_a = I32(MAP)
-                if choice < 2 * OWN:
+                if jobs + third == 1:
                     role_a = I32(3 + LAST)
+                role_b, role_c = I32(1) << rank, (I32(1) << rank) + LAST
+                if third == 0:
+                    role_b = role_c
                 start_b, warm_b, target_b = I32(0), I32(0), I32(NOWHERE)
                 if one:
                     start_b, warm_b = a.chunk - max(left, 0), max(left, 0)
                 if right < 0:
                     target_b = I32(CARRY)
+                target_c = target_b
                 if b.chain != c.chain:
                     target_b = I32(FINAL)
                 job_b = (
-                    b.n, b.h, b.row0, b.row1, start_b, stop_b - start_b, warm_b,
-                    (I32(1) << rank) + LAST, I32(0), target_b, behind,
+                    b.n, b.h, b.row0, b.row1, start_b, stop_b - start_b, warm_b, role_b, I32(0),
+                    target_b, behind,
                 )  # fmt: skip
                 if exact:
                     self.put_job(
@@ -498,6 +511,11 @@ class Fused(Guard, Build, Scanning):
                 else:
                     self.put_job(at, 0, job_b)
                 self.put_job(at, 1, job_b)
+                if third > 0:
+                    self.put_job(
+                        at, jobs, (c.n, c.h, c.row0, c.row1, I32(0), c.chunk, I32(0), role_c,
+                                   I32(0), target_c, behind),
+                    )  # fmt: skip
         return choice
 
     @cute.jit

@@ -3,7 +3,7 @@
 All runs stand in one line; CTAs 2 i and 2 i + 1 are a pair and own runs 2 i and 2 i + 1.  Where the
 guard lets both start from zero, each CTA takes the pieces of its own.  A piece at whose cut it
 fails becomes a *job* of the pair: each CTA builds every second chunk and sends it to the other as
-well, and both scan all chunks.  There are two at most, which come behind the CTAs' own pieces:
+well, and both scan all chunks.  There are three at most, which come behind the CTAs' own pieces:
 
 * The first piece of the pair, if the guard fails where it begins, is an exact segment.  The state
   it leaves is ``M S_in + C`` and its outputs are ``O + P S_in``.  C and O come from the scan of
@@ -11,6 +11,8 @@ well, and both scan all chunks.  There are two at most, which come behind the CT
   U = 0: 128 rows of a state more, and P stands where O would.
 * The two pieces at the cut between the runs are one if the guard fails there.  If that is not the
   first one, each CTA takes half of its value rows.
+* So they do with the second CTA's last piece, if it ends within a sequence and the first CTA has no
+  piece of its own, which would be idle.
 
 The fix-up (:mod:`candidates._delta_rule.kernel.fixup`) composes segments and corrects outputs
 afterwards.  What this needs of shared and global memory is in :mod:`.fused_plan` and

@@ -62,7 +62,7 @@ GAIN = 16
 """Runs of the line have to be shorter by one of so many parts: each of them may end within a
 sequence, and exact segments cost more than whole ones."""
 
-RUN = 2
+RUN = 3
 """Number of the job that is the first of a CTA's own pieces: where its last one ends if that is
 within a sequence, and where its state goes then, are in the last word and in place of the map."""
 
@@ -166,7 +166,7 @@ class FusedPlan:
 
     @property
     def off_jobs(self) -> int:
-        """Up to two jobs of a pair, the CTA's own run, and the piece that each warp is at."""
+        """Up to three jobs of a pair, the CTA's own run, and the piece that each warp is at."""
         return self.off_guard + 192
 
     @property
