@@ -178,7 +178,14 @@ def test_runs_of_the_line_are_equally_long() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "alike", "shorter"),
-    [("one", 66, 66), ("four", 66, 50), ("long", 105, 96), ("full", 128, 128), ("short", 4, 4)],
+    [
+        ("one", 66, 66),
+        ("four", 66, 50),
+        ("long", 105, 96),
+        ("full", 128, 128),
+        ("short", 4, 4),
+        ("one among many", 512, 84),
+    ],
 )
 def test_the_longest_run_of_known_shapes(shape: str, alike: int, shorter: int) -> None:
     found = [
