@@ -10,7 +10,7 @@ import torch
 
 import operations
 from candidates import BuildError, Schedule
-from candidates._delta_rule.emulate import exact_segments
+from candidates._delta_rule.emulate import Plan, exact_segments
 from candidates._delta_rule.kernel.pieces import GUARD, MAPS, pieces_of
 from candidates.kda_prefill import FAMILY, emulate_fused
 from candidates.kda_prefill.kernel.fused_plan import (
@@ -303,7 +303,7 @@ def test_no_exponent_leaves_the_budget_whatever_the_gates() -> None:
 def test_gates_of_production_are_never_steep() -> None:
     for regime in ("production", "production_spread", "constant", "closed_ends"):
         _, inputs = inputs_of((333,), regime)
-        plan = emulate_fused._Plan.of(emulate_fused._CHUNKS, inputs)
+        plan = Plan.of(emulate_fused._CHUNKS, inputs)
         assert not emulate_fused._Chunks.of(plan, inputs).steep.any()
 
 
@@ -576,7 +576,7 @@ def test_the_bound_holds_for_the_map_that_it_bounds() -> None:
     for t in range(2 * BT, 4 * BT):
         state = g[t].exp()[:, None] * state
         state = state - beta[t, 0] * torch.outer(k[t], k[t] @ state)
-    plan = emulate_fused._Plan.of(emulate_fused._CHUNKS, inputs)
+    plan = Plan.of(emulate_fused._CHUNKS, inputs)
     chunks = emulate_fused._Chunks.of(plan, inputs)
     bound = emulate_fused.pair_bounds(chunks, 0, 4)[2:, 0].sum()
     assert torch.linalg.matrix_norm(state, 2).log() <= bound
