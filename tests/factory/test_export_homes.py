@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import export_board as board
 import pytest
 import torch
+from docs_engine import ENGINE, load_engine
 from fla_stand_in import vendored
 
 from factory.export.folder import write
@@ -194,18 +194,10 @@ def test_two_copies_of_one_export_share_their_operator_and_another_export_has_it
 
 # -- the engine of docs/examples -------------------------------------------------------
 
-ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"
-
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    spec = importlib.util.spec_from_file_location("kda_engine", ENGINE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kda_engine"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_engine()
 
 
 def test_the_engine_checks_builds_and_executes_on_the_stream_it_is_given(
