@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import export_board as board
 import pytest
 import torch
+from docs_engine import ENGINE, load_engine
 from fla_stand_in import vendored
 from host_cost import counted
 
@@ -245,18 +245,10 @@ def test_what_the_export_alone_refuses_is_refused_also_where_its_kernels_served_
 
 # -- the engine of docs/examples -------------------------------------------------------
 
-ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"
-
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    spec = importlib.util.spec_from_file_location("kda_engine", ENGINE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kda_engine"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_engine()
 
 
 def test_the_engine_checks_builds_and_executes_on_the_stream_it_is_given(

@@ -5,7 +5,6 @@ fla's autotuner takes about a minute for each form of call that nothing tuned be
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import export_board as board
 import pytest
 import torch
+from docs_engine import load_engine
 
 import candidates
 from factory.export.folder import write
@@ -23,20 +23,13 @@ from operations.kda_prefill import KdaWorkload
 
 pytestmark = pytest.mark.gpu
 
-ENGINE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kda_engine.py"
 WORKLOAD = KdaWorkload("engine", heads=2, lengths=(300, 0, 65), scale=0.1)
 TENSORS = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
 
 
 @pytest.fixture(scope="module")
 def engine() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kda_engine_on_a_gpu", ENGINE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return load_engine()
 
 
 @pytest.fixture(scope="module")
