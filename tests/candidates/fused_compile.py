@@ -18,7 +18,7 @@ from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import MAPS, Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, NEVER, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, NEVER, Cuts, FusedPlan
 
 LAYOUT = ImageLayout(BT)
 
@@ -138,6 +138,7 @@ def run_fused(
     number = struct.Struct("<i").pack
     fixing = [*parameters[7 if state is not None else 6 :], scratch, number(runs)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), number(runs), number(how)]
+    parameters += map(number, Cuts.shares(N, H, runs, how))
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:

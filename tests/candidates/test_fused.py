@@ -12,6 +12,7 @@ import operations
 from candidates import BuildError, Schedule
 from candidates._delta_rule.emulate import Plan, exact_segments
 from candidates._delta_rule.kernel.pieces import GUARD, MAPS, pieces_of
+from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.kda_prefill import FAMILY, emulate_fused
 from candidates.kda_prefill.kernel.fused_plan import (
     ALIKE,
@@ -21,6 +22,7 @@ from candidates.kda_prefill.kernel.fused_plan import (
     SECOND,
     SHORT,
     SHORTER,
+    Cuts,
     FusedPlan,
     cuts_of,
 )
@@ -192,6 +194,31 @@ def test_the_longest_run_of_known_shapes(shape: str, alike: int, shorter: int) -
         max(map(chunks_scanned, runs_of(*CUT_SHAPES[shape], 132, how))) for how in (ALIKE, SHORTER)
     ]
     assert found == [alike, shorter]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_host_foresees_what_the_kernel_would_decide(equal: bool) -> None:
+    require_dsl()
+    from foreseen import foreseen
+
+    decide = foreseen(equal)
+    shapes = [
+        (lengths, heads)
+        for lengths, heads in CUT_SHAPES.values()
+        if len(set(lengths)) == 1 and lengths[0] > 0
+    ]
+    decided = set()
+    for (lengths, heads), runs, how in itertools.product(
+        shapes, (2, 132, 264), (NEVER, ALIKE, SHORTER, LINE)
+    ):
+        N, T = len(lengths), sum(lengths)
+        found = decide(N, T, heads, runs, how)
+        cuts = Cuts.of(N, heads, 0, T, -(-lengths[0] // BT), runs, how)
+        if how == SHORTER and (equal or N == 1):
+            how = LINE if cuts.line else ALIKE
+            decided.add(how)
+        assert found == (cuts.pieces, cuts.whole, how)
+    assert decided == {ALIKE, LINE}
 
 
 # ------------------------------------------------------------------------ in the interpreter

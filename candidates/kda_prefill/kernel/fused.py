@@ -62,12 +62,15 @@ from candidates.kda_prefill.kernel.fused_build import Build
 from candidates.kda_prefill.kernel.fused_exact import AGAIN, AS_GUESSED, LAST, NOTHING, OWN
 from candidates.kda_prefill.kernel.fused_guard import Guard
 from candidates.kda_prefill.kernel.fused_plan import (
+    ALIKE,
     BT,
+    LINE,
     NEVER,
     RUN,
     SCAN_WARPS,
     SECOND,
     SHORT,
+    SHORTER,
     Cuts,
     FusedPlan,
     Numbers,
@@ -172,16 +175,17 @@ class Fused(Guard, Build, Scanning):
             How sequences may be cut: NEVER, ALIKE, SHORTER or LINE of :mod:`.fused_plan`.
         stream : CUstream
         """
-        offsets = CU if CU is not None else Q.shape[1]
+        N, offsets = (CU.shape[0] - 1, CU) if CU is not None else Q.shape[:2]
         if cutlass.const_expr(CU is None):
             Q, K, V, G, B, O = (in_one_row(X) for X in (Q, K, V, G, B, O))
         mma_t = product(OperandMajorMode.K, BT)
         mma_w, mma_s = product(OperandMajorMode.K, 2 * BT), product(OperandMajorMode.MN, HEAD)
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if Q.shape[1] > 0:
+            pieces, whole, how = foresee(N, *V.shape[:2], runs, how, CU is None)
             self.kernel(
-                Q, K, V, G, B, offsets, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound,
-                mma_t, mma_w, mma_s,
+                Q, K, V, G, B, offsets, S0, O, S, X, scale, runs, how, pieces, whole, A_log,
+                dt_bias, bound, mma_t, mma_w, mma_s,
             ).launch(
                 grid=(runs, 1, 1),
                 block=(self.plan.threads, 1, 1),
@@ -193,8 +197,8 @@ class Fused(Guard, Build, Scanning):
 
     @cute.kernel
     def kernel(
-        self, Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, A_log, dt_bias, bound, mma_t, mma_w,
-        mma_s,
+        self, Q, K, V, G, B, CU, S0, O, S, X, scale, runs, how, pieces, whole, A_log, dt_bias,
+        bound, mma_t, mma_w, mma_s,
     ):  # fmt: skip
         plan = self.plan
         tidx = cute.arch.thread_idx()[0]
@@ -210,20 +214,27 @@ class Fused(Guard, Build, Scanning):
         base = smem.allocate_array(BF16, plan.smem_bytes // 2, byte_alignment=1024)
         at = base.toint()
         # What each CTA most likely does is begun before it is decided: its own run, from zero.
-        first, last, rows = survey(CU, T)
-        cuts = Cuts.of(N, H, first, last, over(rows + BT - 1, BT), runs, how, Staged)
-        begin = self.cut(CU, cta, cuts, N, T, H)
-        end = self.cut(CU, cta + 1, cuts, N, T, H, begin)
+        line, base_place, head, line_runs, length, left_over = (I32(0) for _ in range(6))
+        if how > ALIKE:
+            first, last, rows = survey(CU, T)
+            found = Cuts.of(N, H, first, last, over(rows + BT - 1, BT), runs, how, Staged)
+            line, base_place, head = found.line, found.base, found.head
+            line_runs, length, left_over = found.runs, found.length, found.rest
+        cuts = Cuts(line, pieces, whole, base_place, head, line_runs, length, left_over)
+        begin, end = self.two_cuts(CU, cta, cuts, N, T, H)
         for m in (mma_t, mma_w, mma_s):
             m.set(warpgroup.Field.ACCUMULATE, True)
         number = first_job(warp_id)
         if warp_id < SCAN_WARPS:
             cute.arch.setmaxregister_increase(plan.scan_registers)
+            covered = I32(0), I32(T)
+            if cutlass.const_expr(ragged):  # on their way while it is decided
+                covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
             choice = self.decide(
                 CU, K, G, B, X, at, begin, end, cuts, runs, how, N, T, H, cta, warp_id, lane
             )
             if cutlass.const_expr(ragged):  # while the builders are busy
-                clear_uncovered(CU, O, T, H, N, cta, (first, last), warp_id, lane)
+                clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
             cute.arch.sync_threads()
@@ -270,47 +281,108 @@ class Fused(Guard, Build, Scanning):
                 ops.sync_cluster()
 
     @cute.jit
-    def cut(self, CU, number, cuts, N, T, H, near=None):
+    def two_cuts(self, CU, number, cuts, N, T, H):
+        """Where run ``number`` begins, and the next one."""
+        begin = end = [I32(0)] * len(Cut._fields)
+        if cuts.line == 0:  # first, and short: this is on everybody's way
+            begin, end = self.two_alike(CU, number, cuts, N, T, H)
+        else:
+            begin = self.along(CU, number, cuts, N, T, H)
+            end = self.along(CU, number + 1, cuts, N, T, H, begin)
+        return uniform(begin), uniform(end)
+
+    @cute.jit
+    def cut(self, CU, number, cuts, N, T, H, near):
         """Where run ``number`` begins; ``near`` is another cut, whose sequence may be the same."""
+        found = [I32(0)] * len(Cut._fields)
+        if cuts.line == 0:
+            found = self.alike(CU, number, cuts, N, T, H, near)
+        else:
+            found = self.along(CU, number, cuts, N, T, H, near)
+        return uniform(found)
+
+    @cute.jit
+    def two_alike(self, CU, number, cuts, N, T, H):
+        """:meth:`two_cuts` where all chains are cut alike, as lists; the second is mostly near."""
+        chains = N * H
+        chain, piece = cuts.alike(number, Staged)
+        n, h, row0, row1, chunk = I32(-1), I32(0), I32(0), I32(0), I32(0)
+        end_chain, end_n, end_h = chains, I32(-1), I32(0)
+        end_row0, end_row1, end_chunk = I32(0), I32(0), I32(0)
+        if chain < chains:
+            h = over(chain, N)
+            n = chain - h * N
+            row0, row1 = bounds(CU, n, T)
+            chunks = over(row1 - row0 + BT - 1, BT)
+            chunk = cuts.piece(chunks, piece, Staged)
+            end_chunk = cuts.piece(chunks, piece + 1, Staged)
+            if cuts.whole > 1:
+                end_chain, end_n, end_h, end_row0, end_row1, end_chunk = self.alike(
+                    CU, number + 1, cuts, N, T, H
+                )
+            elif piece + 1 < cuts.pieces and (end_chunk == 0 or end_chunk < chunks):
+                end_chain, end_n, end_h, end_row0, end_row1 = chain, n, h, row0, row1
+            else:
+                end_chain, end_chunk = chain + 1, I32(0)
+                end_n, end_h, end_row0, end_row1 = self.follow(CU, n, h, row1, N, T)
+            if chunk > 0 and chunk == chunks:  # such a piece does not exist
+                chain, chunk = chain + 1, I32(0)
+        else:
+            chain = chains
+        return (
+            [chain, n, h, row0, row1, chunk],
+            [end_chain, end_n, end_h, end_row0, end_row1, end_chunk],
+        )
+
+    @cute.jit
+    def alike(self, CU, number, cuts, N, T, H, near=None):
+        """:meth:`cut` where all chains are cut alike, as a list."""
+        chain, piece = cuts.alike(number, Staged)
+        n, h, row0, row1, chunk = I32(-1), I32(0), I32(0), I32(0), I32(0)
+        if cutlass.const_expr(near is not None):
+            _, n, h, row0, row1, _ = near
+        if chain < N * H:
+            if cutlass.const_expr(near is None):
+                h = over(chain, N)
+                n = chain - h * N
+                row0, row1 = bounds(CU, n, T)
+            elif near[0] != chain or near[5] == 0:  # else within the same sequence
+                h = over(chain, N)
+                before, n = n, chain - h * N
+                if n != before:
+                    row0, row1 = bounds(CU, n, T)
+            chunks = over(row1 - row0 + BT - 1, BT)
+            chunk = cuts.piece(chunks, piece, Staged)
+            if chunk > 0 and chunk == chunks:  # such a piece does not exist
+                chain, chunk = chain + 1, I32(0)
+        else:
+            chain = N * H
+        return [chain, n, h, row0, row1, chunk]
+
+    @cute.jit
+    def along(self, CU, number, cuts, N, T, H, near=None):
+        """:meth:`cut` along the line, as a list."""
         chain, n, h = N * H, I32(-1), I32(0)
         row0, row1, chunk = I32(0), I32(0), I32(0)
         if cutlass.const_expr(near is not None):
-            n, row0, row1 = near.n, near.row0, near.row1
-        if cuts.line > 0:
-            if number < cuts.runs:
-                place = cuts.place(number, Staged)
-                h = over(place, cuts.head)
-                place = place - h * cuts.head + cuts.base
-                if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
-                    # The last one with n CU / BT < place + 1 - SECOND n.
-                    n = over(place * BT + BT - 1, CU + BT * SECOND)
-                    row0, row1 = n * CU, n * CU + CU
-                elif cutlass.const_expr(near is None):
+            n, row0, row1 = near[1], near[3], near[4]
+        if number < cuts.runs:
+            place = cuts.place(number, Staged)
+            h = over(place, cuts.head)
+            place = place - h * cuts.head + cuts.base
+            if cutlass.const_expr(not isinstance(CU, cute.Tensor)):
+                # The last one with n CU / BT < place + 1 - SECOND n.
+                n = over(place * BT + BT - 1, CU + BT * SECOND)
+                row0, row1 = n * CU, n * CU + CU
+            elif cutlass.const_expr(near is None):
+                n, row0, row1 = owner(CU, place, T, BT, SECOND)
+            else:
+                first = over(row0, BT) + SECOND * n
+                if place < first or place >= over(row1, BT) + SECOND * (n + 1):
                     n, row0, row1 = owner(CU, place, T, BT, SECOND)
-                else:
-                    first = over(row0, BT) + SECOND * n
-                    if place < first or place >= over(row1, BT) + SECOND * (n + 1):
-                        n, row0, row1 = owner(CU, place, T, BT, SECOND)
-                chain = h * N + n
-                chunk = cuts.chunk(place - over(row0, BT) - SECOND * n, Staged)
-        else:
-            own, piece = cuts.alike(number, Staged)
-            if own < chain:
-                chain = own
-                h = over(chain, N)
-                before, n = n, chain - h * N
-                if cutlass.const_expr(near is None):
-                    row0, row1 = bounds(CU, n, T)
-                elif n != before:
-                    row0, row1 = bounds(CU, n, T)
-                chunks = over(row1 - row0 + BT - 1, BT)
-                chunk = cuts.piece(chunks, piece, Staged)
-                if chunk > 0 and chunk == chunks:  # such a piece does not exist
-                    chain, chunk = chain + 1, I32(0)
-        uniform = cute.arch.make_warp_uniform
-        return Cut(
-            uniform(chain), uniform(n), uniform(h), uniform(row0), uniform(row1), uniform(chunk)
-        )
+            chain = h * N + n
+            chunk = cuts.chunk(place - over(row0, BT) - SECOND * n, Staged)
+        return [chain, n, h, row0, row1, chunk]
 
     @cute.jit
     def guess(self, at, number, begin, end, lane):
@@ -401,7 +473,8 @@ class Fused(Guard, Build, Scanning):
         """
         # The cuts of the pair: in front of its runs, between them, and behind them.
         rank, own = cta % 2, cta - cta % 2
-        far = self.cut(CU, own + 2 - 2 * rank, cuts, N, T, H, begin)
+        near = [op.select(rank > 0, x, y) for x, y in zip(begin, end, strict=True)]
+        far = self.cut(CU, own + 2 - 2 * rank, cuts, N, T, H, near)
         a, b, c = begin, end, far
         if rank > 0:
             a, b, c = far, begin, end
@@ -435,7 +508,7 @@ class Fused(Guard, Build, Scanning):
             jobs = jobs + 1
         if b.chunk > 0 and not merged:
             idle = idle + 1
-        if jobs > 0 and idle <= 0 and c.chunk > 0 and c.chain > b.chain:
+        if jobs > 0 and idle <= 0 and c.chunk > 0 and (c.chain > b.chain or b.chunk == 0):
             third = I32(1)
             if rank > 0:
                 end_chunk = I32(0)
@@ -535,6 +608,30 @@ class Fused(Guard, Build, Scanning):
             self.scan(
                 S0, O, S, X, scale, base, number, runs, tidx, warp_id, mma_t, mma_w, mma_s, share
             )
+
+
+@cute.jit
+def foresee(N, T, H, runs, how, equal: cutlass.Constexpr):
+    """``pieces`` and ``whole`` of :class:`.fused_plan.Cuts`, and ``how`` sequences are cut where
+    the host can tell: a single one, or several of ``equal`` length.
+
+    On the host, because a CTA would have to wait for each of these divisions before it begins.
+    Offsets may be wrong, and a run then longer than it might be.
+    """
+    pieces, whole = Cuts.shares(N, H, runs, how, Staged)
+    known = N == 1
+    if cutlass.const_expr(equal):
+        known = N > 0
+    if how == SHORTER and known:
+        chunks = over(over(T, max(N, 1)) + BT - 1, BT)
+        line = Cuts.of(N, H, I32(0), T, chunks, runs, how, Staged).line
+        how = op.select(line > 0, I32(LINE), I32(ALIKE))
+    return pieces, whole, how
+
+
+def uniform(cut):
+    """A cut that is the same for all of a warp."""
+    return Cut(*(cute.arch.make_warp_uniform(x) for x in cut))
 
 
 def over(x, y):

@@ -253,6 +253,19 @@ class Cuts(NamedTuple):
     rest: Any
 
     @classmethod
+    def shares(cls, sequences: Any, heads: Any, runs: Any, how: Any, by: Any = Numbers) -> Any:
+        """``pieces`` and ``whole``, which lengths have no part in.
+
+        Parameters
+        ----------
+        sequences, heads, runs, how, by
+            As for :meth:`of`.
+        """
+        chains = by.high(sequences * heads, 1)
+        pieces = by.pick(how == NEVER, 1, by.high(by.over(runs, chains), 1))
+        return pieces, by.over(chains + runs - 1, runs)
+
+    @classmethod
     def of(
         cls,
         sequences: Any,
@@ -279,9 +292,7 @@ class Cuts(NamedTuple):
             NEVER, ALIKE, SHORTER or LINE.
         by : Numbers
         """
-        chains = by.high(sequences * heads, 1)
-        pieces = by.pick(how == NEVER, 1, by.high(by.over(runs, chains), 1))
-        whole = by.over(chains + runs - 1, runs)
+        pieces, whole = cls.shares(sequences, heads, runs, how, by)
         parts = by.high(by.low(pieces, by.over(longest, 2)), 1)
         alike = (by.over(longest + parts - 1, parts) + SECOND) * whole - SECOND
         alike = alike + by.pick(parts > 1, SHORT, 0)
