@@ -13,7 +13,7 @@ from typing import Any
 from factory.device.hardware import Bench, KernelEvent, RecordingError
 from factory.device.protocol import Sampling
 
-__all__ = ["Course", "Reading", "take_times", "windows"]
+__all__ = ["Course", "Reading", "busy_ns", "take_times", "windows"]
 
 _STABLE = 1.03
 _BATCHES = 3
@@ -269,9 +269,23 @@ def _attempts(
         bench.rest(_REST_S)
 
 
+def busy_ns(events: Sequence[KernelEvent]) -> int:
+    """Nanoseconds in which the device ran at least one of these, in order of their begins.
+
+    A kernel that is launched programmatically may stand by while the one in front of it ends:
+    their durations added up would count that time twice.
+    """
+    busy, until = 0, 0
+    for event in events:
+        end = event.start_ns + event.duration_ns
+        busy += max(end - max(event.start_ns, until), 0)
+        until = max(until, end)
+    return busy
+
+
 def _add(reading: Reading, window: Sequence[KernelEvent], samples: list[float]) -> None:
     reading.empty += not window
-    samples.append(sum(e.duration_ns for e in window) / 1e3)
+    samples.append(busy_ns(window) / 1e3)
     for event in window:
         reading.kernels[event.name] = reading.kernels.get(event.name, 0) + 1
 

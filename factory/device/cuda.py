@@ -256,7 +256,7 @@ class CudaDevice(Device):
     gpu: Gpu
     peak_bytes_per_s: float
     torch_device: str = "cuda"
-    method: str = "cupti"
+    method: str = "cupti busy"
 
     @classmethod
     def find(cls) -> CudaDevice:

@@ -15,7 +15,7 @@ import torch
 
 from factory.device import open_job
 from factory.device.bank import Bank, Draw, same_bytes, seed_of
-from factory.device.clock import windows
+from factory.device.clock import busy_ns, windows
 from factory.device.cuda import _sku
 from factory.device.gate import in_order
 from factory.device.hardware import KernelEvent, RecordingError
@@ -41,6 +41,22 @@ def test_windows_keep_what_lies_between_a_pair_of_markers() -> None:
 def test_a_marker_too_many_is_noticed() -> None:
     with pytest.raises(RecordingError, match="do not pair"):
         windows([event(n, i) for i, n in enumerate(["mark", "a", "mark", "mark"])], "mark")
+
+
+@pytest.mark.parametrize(
+    ("events", "busy"),
+    [
+        ([], 0),
+        ([(0, 10)], 10),
+        ([(0, 10), (10, 5)], 15),
+        ([(0, 10), (30, 5)], 15),  # a gap is nobody's
+        ([(0, 10), (8, 5)], 13),  # launched programmatically: it stands by for 2
+        ([(0, 10), (2, 3), (4, 2), (12, 1)], 11),  # within another one
+        ([(0, 10), (0, 10), (9, 3)], 12),
+    ],
+)
+def test_kernels_that_overlap_count_once(events: list[tuple[int, int]], busy: int) -> None:
+    assert busy_ns([KernelEvent("a", start, taken) for start, taken in events]) == busy
 
 
 def test_the_interval_of_a_median_covers_it_19_times_in_20() -> None:
