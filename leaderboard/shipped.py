@@ -9,12 +9,14 @@ from __future__ import annotations
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import sqlalchemy as sa
 
 from leaderboard._engine import SHIPPED, make_engine, normalise
 from leaderboard.store import DEFAULT_URL, Store, open_store
 from leaderboard.transfer import import_lines
+from leaderboard.whole_file import COMPRESSED, open_text
 
 __all__ = ["open_for_reading", "shipped_files", "shipped_store"]
 
@@ -24,7 +26,7 @@ def shipped_files() -> tuple[Traversable, ...]:
     folder = files("leaderboard") / "shipped"
     if not folder.is_dir():
         return ()
-    found = [f for f in folder.iterdir() if f.name.endswith(".jsonl")]
+    found = [f for f in folder.iterdir() if f.name.removesuffix(COMPRESSED).endswith(".jsonl")]
     return tuple(sorted(found, key=lambda f: f.name))
 
 
@@ -41,7 +43,7 @@ def shipped_store() -> Store:
     engine = make_engine(normalise("sqlite://"), read_only=False)
     loader = Store(engine, name=name, read_only=False)
     for file in found:
-        with file.open(encoding="utf-8") as stream:
+        with file.open("rb") as raw, open_text(cast("BinaryIO", raw), file.name) as stream:
             import_lines(loader, stream, name=f"shipped {file.name}")
     with engine.connect() as connection:
         connection.execute(sa.text("PRAGMA query_only = ON"))

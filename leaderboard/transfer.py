@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from leaderboard.models import (
 )
 from leaderboard.records import TrialStatus
 from leaderboard.store import Store
-from leaderboard.whole_file import whole_file
+from leaderboard.whole_file import open_text, whole_file
 
 __all__ = [
     "FORMAT",
@@ -84,7 +85,10 @@ def export_lines(store: Store, campaign_ids: Sequence[str] | None = None) -> Ite
 
 
 def export_file(store: Store, path: Path, campaign_ids: Sequence[str] | None = None) -> int:
-    """Write :func:`export_lines` to ``path``, whole or not at all; returns the lines written."""
+    """Write :func:`export_lines` to ``path``, whole or not at all; returns the lines written.
+
+    Compressed if its name ends in ``.xz``.
+    """
     count = 0
     try:
         with whole_file(path) as stream:
@@ -147,12 +151,14 @@ def import_lines(store: Store, lines: Iterable[str], *, name: str = "input") -> 
 
 
 def import_file(store: Store, path: Path) -> ImportResult:
-    """:func:`import_lines` of a file."""
+    """:func:`import_lines` of a file, which is compressed if its name ends in ``.xz``."""
     try:
-        with path.open(encoding="utf-8") as stream:
+        with path.open("rb") as raw, open_text(raw, path.name) as stream:
             return import_lines(store, stream, name=str(path))
     except OSError as error:
         raise TransferError(f"cannot read {path}: {error.strerror}") from None
+    except (LZMAError, EOFError) as error:
+        raise TransferError(f"{path} is not a whole .xz file: {error}") from None
     except UnicodeDecodeError:
         raise TransferError(f"{path} is not a leaderboard export: it is not text") from None
 

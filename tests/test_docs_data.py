@@ -111,4 +111,4 @@ def test_what_is_not_measured_is_not_shipped(shown: Shown, tmp_path: Path) -> No
         empty = store.create_campaign(shown.campaign)
         with pytest.raises(ValueError, match="no measured time"):
             ship(store, empty, tmp_path)
-    assert not list(tmp_path.glob("*.jsonl"))
+    assert not list(tmp_path.glob("*.jsonl*"))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import candidates
 from candidates.kda_prefill.cost import run_chunks
-from candidates.kda_prefill.kernel.fused_plan import ALIKE
 from candidates.kda_prefill.space import FusedSchedule, is_fused
 from docs.data.pages import table
 from docs.data.results import PRODUCTION, SLOW, us_text
@@ -32,8 +31,7 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
         cut = ["-", "-"]
         if view is not None:
             heads: int = w.heads  # type: ignore[attr-defined]
-            # ALIKE: the kernels of the shipped campaign know no other cuts.
-            runs = run_chunks(view, heads, w.lengths, sms, ALIKE)  # type: ignore[attr-defined]
+            runs = run_chunks(view, heads, w.lengths, sms)  # type: ignore[attr-defined]
             longest = max(map(sum, runs))
             cut = [str(len(runs)), str(longest)]
             if us is not None:

@@ -33,7 +33,8 @@ def ship(store: Store, campaign: CampaignRecord, folder: Path = _FOLDER) -> Path
     if not rows:
         raise ValueError(f"campaign {campaign.id} has no measured time that counts")
     gpu = re.sub(r"\W+", "-", str(rows[0].gpu).removeprefix("NVIDIA ")).lower()
-    path = folder / f"{campaign.operation}-{gpu}-{campaign.created_at:%Y%m%d-%H%M%S}.jsonl"
+    path = folder / f"{campaign.operation}-{gpu}-{campaign.created_at:%Y%m%d-%H%M%S}.jsonl.xz"
+    folder.mkdir(parents=True, exist_ok=True)
     leaderboard.export_file(store, path, [campaign.id])
     return path
 

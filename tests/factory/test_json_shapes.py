@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory whose leaderboard holds the shipped results."""
     found = tmp_path_factory.mktemp("shapes")
     with leaderboard.open_store(f"sqlite:///{found}/factory.db") as store:
-        for file in sorted((ROOT / "leaderboard" / "shipped").glob("*.jsonl")):
+        for file in sorted((ROOT / "leaderboard" / "shipped").glob("*.jsonl.xz")):
             leaderboard.import_file(store, file)
     return found
 
@@ -74,7 +74,7 @@ def objects(printed: Run, command: str, tmp_path: Path) -> list[Any]:
     if words[:1] == ["operations"]:
         return [*printed("operations"), printed("operations", "kda_prefill")]
     if words[:2] == ["leaderboard", "import"]:
-        file = min((ROOT / "leaderboard" / "shipped").glob("*.jsonl"))
+        file = min((ROOT / "leaderboard" / "shipped").glob("*.jsonl.xz"))
         return [printed("leaderboard", "import", file, "--db", f"sqlite:///{tmp_path}/x.db")]
     if words == ["gc"]:
         return [printed("gc")]

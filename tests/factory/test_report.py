@@ -24,6 +24,7 @@ from report_page import (
 
 import leaderboard
 import operations
+from factory.report import charts
 from factory.report.data import gather
 from leaderboard import Clock, JobStatus, TrialStatus
 
@@ -354,11 +355,12 @@ def test_the_versions_number_is_called_one(shipped):
     assert f"version {version} of kda_prefill" in page.said()
 
 
-def test_time_that_nobody_noted_is_not_under_a_second(shipped):
-    """The finals of the shipped campaign were stored without it."""
-    said = shipped[1].said()
-    assert "2 of 2; time not noted" in said
-    assert "2 of 2; under 1 s" not in said
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, "time not noted"), (0.2, "under 1 s"), (42.4, "42 s"), (900.0, "15 min")],
+)
+def test_time_that_nobody_noted_is_not_under_a_second(seconds, said):
+    assert charts._seconds(seconds) == said
 
 
 # -- the command -----------------------------------------------------------------------

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory whose leaderboard holds the shipped results."""
     found = tmp_path_factory.mktemp("terminal")
     with leaderboard.open_store(f"sqlite:///{found}/factory.db") as store:
-        for file in sorted((ROOT / "leaderboard" / "shipped").glob("*.jsonl")):
+        for file in sorted((ROOT / "leaderboard" / "shipped").glob("*.jsonl.xz")):
             leaderboard.import_file(store, file)
     return found
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -233,13 +234,13 @@ def test_what_contradicts_the_stored_is_refused(
     assert list(export_lines(full)) == before
 
 
-SHIPPED = sorted(Path(shipped_module.__file__).with_name("shipped").glob("*.jsonl"))
+SHIPPED = sorted(Path(shipped_module.__file__).with_name("shipped").glob("*.jsonl.xz"))
 
 
 @pytest.fixture(scope="module")
 def shipped_items() -> list[dict[str, object]]:
     """One campaign as shipped, cut to the first trial that passed and its times."""
-    items = [json.loads(line) for line in SHIPPED[0].read_text("utf-8").splitlines()]
+    items = [json.loads(line) for line in lzma.decompress(SHIPPED[0].read_bytes()).splitlines()]
     trial = next(i for i in items if i["kind"] == "trial" and i["status"] == "passed")
     kept = [
         i
@@ -387,14 +388,39 @@ def test_a_file_that_cannot_be_read_is_named(store: Store, tmp_path: Path) -> No
         import_file(store, tmp_path / "x.txt")
 
 
+def test_a_name_that_says_so_is_a_compressed_file(
+    full: Store, other: Store, tmp_path: Path
+) -> None:
+    export_file(full, tmp_path / "all.jsonl")
+    packed = tmp_path / "all.jsonl.xz"
+    export_file(full, packed)
+    assert lzma.decompress(packed.read_bytes()) == (tmp_path / "all.jsonl").read_bytes()
+    assert import_file(other, packed).added["trial"] > 0
+    assert [f.name for f in tmp_path.iterdir() if f.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[:-40], lambda x: b"plain" + x])
+def test_a_damaged_compressed_file_is_refused_and_changes_nothing(
+    damage: Callable[[bytes], bytes], full: Store, other: Store, tmp_path: Path
+) -> None:
+    packed = tmp_path / "all.jsonl.xz"
+    export_file(full, packed)
+    packed.write_bytes(damage(packed.read_bytes()))
+    before = list(export_lines(other))
+    with pytest.raises(TransferError, match=r"all.jsonl.xz is not a whole .xz file"):
+        import_file(other, packed)
+    assert list(export_lines(other)) == before
+
+
 # Shipped results
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.xz"])
 def test_shipped_results_open_read_only_under_their_gpu(
-    full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shipped").mkdir()
-    export_file(full, tmp_path / "shipped" / "h200.jsonl", ["kda-1"])
+    export_file(full, tmp_path / "shipped" / f"h200{suffix}", ["kda-1"])
     monkeypatch.setattr(shipped_module, "files", lambda package: tmp_path)
     with shipped_store() as results:
         assert results.name == "the shipped results"
