@@ -107,7 +107,8 @@ def _much(ratio: float, equal: float) -> str:
     """How a time stands to another, by the first over the second; the last word is the verdict."""
     if abs(ratio - 1) <= equal:
         return "about equal"
-    return f"{1 / ratio:.1f} times as fast" if ratio < 1 else f"{ratio:.1f} times as slow"
+    times, verdict = (1 / ratio, "fast") if ratio < 1 else (ratio, "slow")
+    return f"{times:.{1 if times >= 1.5 else 2}f} times as {verdict}"
 
 
 def _compiler(shown: Shown) -> str:
