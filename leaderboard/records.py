@@ -204,7 +204,7 @@ class MeasurementRecord(_Record):
     cache: str
     """``warm`` or ``cold``: state of the L2 cache when a sample starts."""
     method: str
-    """How it was read, for example ``cupti`` or ``cost model``; methods never rank together."""
+    """How it was read, as ``cupti busy`` or ``cost model``; methods never rank together."""
     input_form: str = "activated"
     """``activated`` or ``raw``."""
     median_us: float = Field(gt=0, allow_inf_nan=False)

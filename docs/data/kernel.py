@@ -47,14 +47,14 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> str:
-    """Times as a line over the chunks of the longest piece, by least squares."""
+    """Times as a line over the chunks of the longest run, by least squares."""
     if len(points) < 3:
         return "The winner is not of the fused form."
     slope, fixed = statistics.linear_regression(*zip(*points, strict=True))
     most = max(abs(us - fixed - slope * n) for n, us in points)
     return (
         f"By least squares the production times are `{fixed:.1f} + {slope:.2f} n` us, n being the "
-        f"chunks of the longest piece; none is further off than {most:.1f} us."
+        f"chunks of the longest run; none is further off than {most:.1f} us."
     )
 
 

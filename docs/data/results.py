@@ -372,7 +372,9 @@ def _missing(shown: Shown) -> str:
     """What this job cannot say, counted."""
     family = candidates.get(shown.campaign.family)
     offered = {s.key for space in family.presets() for s in family.offered(space)}
-    asked = set(shown.campaign.config.get("controls") or ())
+    named = shown.campaign.config.get("controls")
+    # Without names every baseline that can run is asked.
+    asked = set(_left_out(shown) if named is None else named)
     there = set(shown.times(shown.winner).controls)
     lines = [
         f"`{name}`: {'asked for, and has no time' if name in asked else 'not asked for'}"

@@ -19,7 +19,8 @@ COPY_BYTES_PER_US = 4.25e6
 """What a plain copy reaches on an H200; see docs/kernel.md."""
 
 _STEADY = 0.05
-"""A schedule whose slow gates take at most so much longer is one that does not depend on them."""
+"""A schedule whose time differs by at most so much between production and slow gates, on each tuned
+shape, is one that does not depend on them."""
 
 _NO_COMPETITOR = "torch"
 """The control that checks arithmetic: chunked fp32 code in plain PyTorch."""
@@ -162,9 +163,7 @@ def choose(store: Store, operation: str) -> Shown:
         first = leaderboard.winner(store, campaign.id)
         winner = next((r for r in ranked if first is not None and r.id == first.id), ranked[0])
         rows = tuple(r for r in ranked if r.job_id == winner.job_id)
-        steady = next(
-            (r for r in rows if r.slow_us and r.slow_us <= (1 + _STEADY) * r.score_us), None
-        )
+        steady = next((r for r in rows if _is_steady(store, campaign, r)), None)
         return Shown(
             store,
             campaign,
@@ -174,3 +173,12 @@ def choose(store: Store, operation: str) -> Shown:
             None if steady is None or steady.id == winner.id else steady,
         )
     raise LookupError(f"{store.name} holds no finished campaign of {operation} that was measured")
+
+
+def _is_steady(store: Store, campaign: CampaignRecord, row: LeaderboardRow) -> bool:
+    """Whether no tuned shape's time depends on the gates; of one without a time it may."""
+    times = Times(store, row.id, row.job_id)
+    read = next(c for c in CLOCKS if c.regime == "slow")
+    slow = times.of(None, read, campaign.workloads, mean=False)
+    other = times.of(None, read._replace(regime="production"), campaign.workloads, mean=False)
+    return all(a and b and abs(a / b - 1) <= _STEADY for a, b in zip(slow, other, strict=True))
