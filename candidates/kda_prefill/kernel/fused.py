@@ -227,13 +227,11 @@ class Fused(Guard, Build, Scanning):
         number = first_job(warp_id)
         if warp_id < SCAN_WARPS:
             cute.arch.setmaxregister_increase(plan.scan_registers)
-            covered = I32(0), I32(T)
-            if cutlass.const_expr(ragged):  # on their way while it is decided
-                covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
             choice = self.decide(
                 CU, K, G, B, X, at, begin, end, cuts, runs, how, N, T, H, cta, warp_id, lane
             )
             if cutlass.const_expr(ragged):  # while the builders are busy
+                covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
                 clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
             if tidx == 0:
                 self.put_choice(at, choice)
