@@ -6,41 +6,51 @@ import functools
 import random
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from fused_compile import FIXUP_PARTS, input_of
 from kept import Kept, compile_kept
-from operand_places import along_channels, channels_as_columns
+from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 
 
 @functools.cache
-def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Kept:
+def compiled_fused(plan: FusedPlan, with_state: bool, options: Options = PLAIN) -> Kept:
     """One variant and, if it cuts, its fix-up."""
     require_dsl()
     from candidates.gdn_prefill.kernel import host
     from candidates.gdn_prefill.kernel.config import FusedConfig
 
-    return compile_kept(*host.fused_job(FusedConfig(rows), with_state, options))
+    config = FusedConfig(plan.rows, bt=plan.bt, builders=plan.builders)
+    return compile_kept(*host.fused_job(config, with_state, options))
 
 
 def _parts(plan: FusedPlan) -> dict[int, Part]:
     """Where operands stand in shared memory, by number of columns."""
+
+    def narrow(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Inputs, or a matrix of 32 tokens, which has rows of 64 bytes."""
+        if first < plan.off_slot:
+            return along_channels(first, k, n)
+        return swizzled(first + n * 64 + k * 2, 3)
+
     return {
+        32: Part(0, plan.smem_bytes, narrow),
         64: Part(0, plan.smem_bytes, along_channels),
-        128: Part(0, plan.smem_bytes, channels_as_columns(BT)),
+        128: Part(0, plan.smem_bytes, channels_as_columns(2 * plan.bt)),
     }
 
 
 def run_fused(
-    rows: int,
+    plan: FusedPlan,
     inputs: Mapping[str, Any],
     pieces: int = 1,
     order: int | None = None,
@@ -52,7 +62,7 @@ def run_fused(
 
     Parameters
     ----------
-    rows : int
+    plan : FusedPlan
         The variant.
     inputs : Mapping
         As an operation generates them.
@@ -67,9 +77,8 @@ def run_fused(
     options : Options
         The form of ``inputs``.
     """
-    plan = FusedPlan(rows, options.l2norm)
     state = inputs["initial_state"]
-    ptx = compiled_fused(rows, state is not None, options).ptx
+    ptx = compiled_fused(plan, state is not None, options).ptx
     T, H = inputs["v"].shape[:2]
     raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
     N = len(raw) - 1
@@ -98,10 +107,11 @@ def run_fused(
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:
         parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
-    count = max(N, 1) * H * pieces * (HEAD // rows)
+    count = max(N, 1) * H * pieces * (HEAD // plan.rows)
     if pieces > 1:
         count = (count + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
+    plan = replace(plan, l2norm=options.l2norm)
     program, size = Program(ptx, "gdn_fused"), plan.smem_bytes
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()

@@ -1,17 +1,17 @@
 """Gated DeltaNet prefill in one kernel: each CTA makes the matrices of its chunks and scans them.
 
 The gate is one number for each token and value head, so that nothing of the size of an input has
-to be rescaled: tiles of K, Q and V are operands as they lie in memory, and chunks are of 64 tokens
-whatever the gates.  With b the inclusive sum of a chunk's log gates,
+to be rescaled: tiles of K, Q and V are operands as they lie in memory, and chunks are of 32 or 64
+tokens whatever the gates.  With b the inclusive sum of a chunk's log gates,
 
     Akk = K K^T e^(b_i - b_j)      Aqk = Q K^T e^(b_i - b_j)      (on and below the diagonal)
     X = (I + strict_lower(diag(beta) Akk))^-1
-    X' = diag(e^(b_64 - b)) X diag(beta)          A' = scale Aqk X diag(beta)
+    X' = diag(e^(b_BT - b)) X diag(beta)          A' = scale Aqk X diag(beta)
 
 are made by the building warpgroups, and the scanning ones walk
 
     R = V - diag(e^b) (K S)        O = scale diag(e^b) (Q S) + A' R
-    S <- e^b_64 S + K^T (X' R)
+    S <- e^b_BT S + K^T (X' R)
 
 so that both matrices act on R.  No exponent is positive.
 """
@@ -33,7 +33,7 @@ from candidates._delta_rule.kernel.ragged import bounds, clear_uncovered, offset
 from candidates._delta_rule.kernel.step import product
 from candidates.gdn_prefill.kernel.fused_build import Build
 from candidates.gdn_prefill.kernel.fused_guard import Guard
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
 
 __all__ = ["Fused"]
@@ -46,16 +46,17 @@ class Fused(Build, Scan, Guard):
 
     Parameters
     ----------
-    rows : int
-        Value rows of a CTA: 64 or 128.
+    bt, rows, builders : int
+        Tokens of a chunk, value rows of a CTA, building warpgroups; see
+        :class:`.fused_plan.FusedPlan`.
     options : Options
         The form of the arguments.
     """
 
-    def __init__(self, rows: int, options: Options = PLAIN) -> None:
-        self.plan = FusedPlan(rows, options.l2norm)
+    def __init__(self, bt: int, rows: int, builders: int, options: Options = PLAIN) -> None:
+        self.plan = FusedPlan(bt, rows, builders, options.l2norm)
         self.options = options
-        self.name = f"gdn_fused_r{rows}{options.suffix}"
+        self.name = f"gdn_fused_t{bt}_r{rows}_b{builders}{options.suffix}"
 
     @cute.jit
     def __call__(
@@ -103,11 +104,11 @@ class Fused(Build, Scan, Guard):
         stream : CUstream
         """
         plan = self.plan
-        mma_t, mma_t0 = (product(OperandMajorMode.K, BT) for _ in range(2))
+        mma_t, mma_t0 = (product(OperandMajorMode.K, plan.bt) for _ in range(2))
         mma_s = product(OperandMajorMode.MN, HEAD)
         mma_b, mma_b0 = (
             sm90.make_trivial_tiled_mma(
-                BF16, BF16, OperandMajorMode.K, OperandMajorMode.K, F32, (1, 1, 1), (64, BT)
+                BF16, BF16, OperandMajorMode.K, OperandMajorMode.K, F32, (1, 1, 1), (64, plan.bt)
             )
             for _ in range(2)
         )

@@ -1,8 +1,10 @@
 """The building warpgroups of the fused kernel: inputs into the ring, and two matrices of a chunk.
 
-A warp has rows 16 w to 16 w + 15 of every matrix.  Scores come from wgmma on the inputs as they
-lie in shared memory; X from exact 8 x 8 blocks in fp32, merged in tf32 and then in fp16, which
-keep equally many digits.  Every intermediate is an entry of the answer, so nothing cancels.
+Of 64 tokens a warp has 16 rows of every matrix.  Of 32 tokens, whose keys over queries are one
+operand of 64 rows, two warps have rows of keys and of X, and the others those of queries and of
+outputs.  Scores come from wgmma on the inputs as they lie in shared memory; X from exact 8 x 8
+blocks in fp32, merged in tf32 and then in fp16, which keep equally many digits.  Every
+intermediate is an entry of the answer, so nothing cancels.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from candidates.gdn_prefill.kernel.fused_ops import (
     sync_threads_of,
 )
 from candidates.gdn_prefill.kernel.fused_plan import (
-    BT,
     HEAD,
     LOWER_PITCH,
     TILE,
@@ -52,10 +53,7 @@ class Build(Jobs, Activation):
     def build(
         self, Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0
     ):  # fmt: skip
-        """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of each job.
-
-        Only where there is one builder may there be two jobs.
-        """
+        """One of the building warpgroups: every ``builders``-th chunk of the CTA's jobs."""
         plan = self.plan
         at = base.toint()
         w, group = warp_id % 4, warp_id // 4 - plan.scanners
@@ -65,84 +63,106 @@ class Build(Jobs, Activation):
         turn = plan.builders
 
         # wgmma: rows of K or Q by rows of K.
-        tile = (64, 64, HEAD)
+        tile = (2 * plan.bt, 2 * plan.bt, HEAD)
         a_sl = sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
         b_sl = sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
+        block = (64, HEAD, plan.stages)
         t = w * 32 + lane
         thr = mma_b.get_slice(t)
-        rK, rQ = (
-            mma_b.make_fragment_A(thr.partition_A(self.in_stages(base, x, a_sl)))
-            for x in (0, plan.off_q)
-        )
-        rB = mma_b.make_fragment_B(thr.partition_B(self.in_stages(base, 0, b_sl)))
-        acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
-        queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
+        left, right = self.in_stages(base, a_sl), self.in_stages(base, b_sl)
+        right = cute.local_tile(right, (plan.bt, HEAD, plan.stages), (0, 0, 0))
+        rA = [
+            mma_b.make_fragment_A(thr.partition_A(cute.local_tile(left, block, (part, 0, 0))))
+            for part in range(plan.bt // 32)
+        ]
+        rB = mma_b.make_fragment_B(thr.partition_B(right))
+        acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, plan.bt)), F32)
+        queries = cute.make_rmem_tensor(4 * plan.tiles, I32)  # Aqk as left operand
 
         for j in cutlass.range(2, unroll=1):
             _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
-            count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
+            count, begin = (rows + plan.bt - 1) >> plan.shift, self.chunks_before(at, j)
             if j >= self.count(at):
                 count = I32(0)
             inputs = Q, K, V, first, rows, h, half, is_map
-            s = (begin + group) % plan.stages
-            parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1
+            # Builders take turns through both jobs: the stage of a first chunk is free because
+            # this builder waited for it when it made its last one.
+            mine = group - begin % turn
+            if mine < 0:
+                mine = mine + turn
+            s = (begin + mine) % plan.stages
+            parity, slot = (begin + mine) // plan.stages & 1, (begin + mine) % plan.slots
             raw = F32(0.0)
-            if group < count:
-                self.fetch(*inputs, at, group, s, w, lane)
-                raw = self.number(G, B, first, rows, h, group, w, lane)
+            if mine < count:
+                self.fetch(*inputs, at, mine, s, w, lane)
+                raw = self.number(G, B, first, rows, h, mine, w, lane)
             cute.arch.cp_async_commit_group()
-            for c in cutlass.range(group, count, turn, unroll=1):
+            for c in cutlass.range(mine, count, turn, unroll=1):
                 later, s_later, parity_later = c + turn, s + turn, parity
                 if s_later >= plan.stages:
                     s_later = s_later - plan.stages
                     parity_later = parity ^ 1
-                # Frees that stage, and the slot of this chunk's matrices.
-                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
                 table = at + (plan.off_table + s * plan.table)
                 self.put_number(raw, table, G, h, w, lane)
-                if later < count:
-                    self.fetch(*inputs, at, later, s_later, w, lane)
-                    raw = self.number(G, B, first, rows, h, later, w, lane)
-                cute.arch.cp_async_commit_group()
-                cute.arch.cp_async_wait_group(1)
+                cute.arch.cp_async_wait_group(0)
                 if cutlass.const_expr(self.options.l2norm):
                     ops.sync_warp()
                     self.norms(at + s * plan.stage, table, w, lane)
                 ops.fence_async()
                 ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
-                warpgroup.fence()
-                for kb in cutlass.range_constexpr(HEAD // 16):
-                    mma = mma_b if kb else mma_b0
-                    cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
-                warpgroup.commit_group()
-                sums = own + (plan.off_sums + w * (4 * BT))
+                self.score(acc, rA[0], rB, s, mma_b, mma_b0)
+                # While that runs.  Frees that stage, and the slot of this chunk's matrices.
+                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
+                if later < count:
+                    self.fetch(*inputs, at, later, s_later, w, lane)
+                    raw = self.number(G, B, first, rows, h, later, w, lane)
+                cute.arch.cp_async_commit_group()
+                sums = own + (plan.off_sums + w * (4 * plan.bt))
                 end = self.sum_gates(sums, table, scale, w, lane)
                 warpgroup.wait_group(0)
-                self.keys(acc, own, sums, table, w, lane)
-                ops.sync_warp()
-                warpgroup.fence()
-                for kb in cutlass.range_constexpr(HEAD // 16):
-                    mma = mma_b if kb else mma_b0
-                    cute.gemm(mma, acc, rQ[None, None, kb, s], rB[None, None, kb, s], acc)
-                warpgroup.commit_group()
-                corner = self.diagonal(own, w, lane)  # while that runs
-                warpgroup.wait_group(0)
-                self.queries(acc, queries, sums, table, w, lane)
-                matrices = at + (plan.off_slot + slot * plan.slot)
-                self.invert(corner, own, matrices, sums, table, end, number, w, lane)
-                ops.sync_group(number)  # X is there
-                self.outputs(queries, own, matrices, table, scale, w, lane)
+                slots = at + (plan.off_slot + slot * plan.slot)
+                if cutlass.const_expr(plan.bt == 64):
+                    self.keys(acc, own, sums, table, w, lane)
+                    ops.sync_warp()
+                    self.score(acc, rA[1], rB, s, mma_b, mma_b0)
+                    corner = self.diagonal(own, w, lane)  # while that runs
+                    warpgroup.wait_group(0)
+                    self.queries(acc, queries, sums, table, w, lane)
+                    self.invert(corner, own, slots, sums, table, end, number, w, lane)
+                    ops.sync_group(number)  # X is there
+                    self.outputs(queries, own, slots, table, scale, w, lane)
+                else:
+                    if w < 2:
+                        self.keys(acc, own, sums, table, w, lane)
+                        ops.sync_warp()
+                        corner = self.diagonal(own, w, lane)
+                        self.invert(corner, own, slots, sums, table, end, number, w, lane)
+                    else:
+                        self.queries(acc, queries, sums, table, w - 2, lane)
+                    ops.sync_group(number)  # X is there
+                    if w >= 2:
+                        self.outputs(queries, own, slots, table, scale, w - 2, lane)
                 ops.fence_async()
                 ops.sync_warp()
                 if lane == 0:
                     ops.bar_arrive(full + 8 * s)
                 s, parity = s_later, parity_later
                 if cutlass.const_expr(turn % plan.slots > 0):
-                    slot = slot ^ 1
+                    slot = slot + turn
+                    if slot >= plan.slots:
+                        slot = slot - plan.slots
 
-    def in_stages(self, base, byte, layout):
-        """(rows, columns, stages) of one part of the stages."""
-        return ring(base, byte, layout, self.plan.stages, self.plan.stage)
+    def score(self, acc, rA, rB, s, mma_b, mma_b0):
+        """64 rows of keys over queries, by those of keys."""
+        warpgroup.fence()
+        for kb in range(HEAD // 16):
+            mma = mma_b if kb else mma_b0
+            cute.gemm(mma, acc, rA[None, None, kb, s], rB[None, None, kb, s], acc)
+        warpgroup.commit_group()
+
+    def in_stages(self, base, layout):
+        """(rows, columns, stages) of keys over queries."""
+        return ring(base, 0, layout, self.plan.stages, self.plan.stage)
 
     # ------------------------------------------------------------------------------- inputs
 
@@ -153,7 +173,7 @@ class Build(Jobs, Activation):
         """
         if width == HEAD:
             return w * 2 + (lane >> 4), lane & 15
-        return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
+        return (w >> 1) * (self.plan.bt // 2) + (w & 1) * 4 + (lane >> 3), lane & 7
 
     @cute.jit
     def fetch(self, Q, K, V, first, rows, h, half, is_map, at, c, s, w, lane):
@@ -161,7 +181,7 @@ class Build(Jobs, Activation):
         all values where a map is scanned."""
         plan = self.plan
         lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
-        stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT
+        stage, begin, left = at + s * plan.stage, first + c * plan.bt, rows - c * plan.bt
         key_head = h // (V.shape[1] // K.shape[1])
         # (first byte in the stage, channels, tensor, bytes of its rows to skip)
         parts = (
@@ -169,7 +189,7 @@ class Build(Jobs, Activation):
             (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
             (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
         )
-        if left >= BT and is_map == 0:
+        if left >= plan.bt and is_map == 0:
             for part in parts:
                 self.fetch_part(stage, *part, begin, None, w, lane)
         else:
@@ -181,12 +201,13 @@ class Build(Jobs, Activation):
         row, column = self.piece_of(w, lane, width)
         target = stage + row * 128 + (((column & 7) ^ (row & 7)) << 4)
         if width == HEAD:
-            target = target + (column >> 3) * (BT * 128)
-        pitch = I32(X.stride[0])
+            pitch = self.plan.bt * 128 if first == self.plan.off_v else self.plan.half
+            target = target + (column >> 3) * pitch
+        step = I32(X.stride[0])
         source = X.iterator.toint() + skipped + I64(column * 16)
-        source = op.mad_wide(begin + row, pitch * 2, source)
-        for i in range(8 * width // HEAD):
-            here = op.mad_wide(pitch * 2, I32(8 * i), source)
+        source = op.mad_wide(begin + row, step * 2, source)
+        for i in range(self.plan.bt // 8 * width // HEAD):
+            here = op.mad_wide(step * 2, I32(8 * i), source)
             if left is None:
                 ops.copy16_whole(target, here, first + i * 1024)
             else:
@@ -195,26 +216,29 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def number(self, G, B, first, rows, h, c, w, lane):
-        """Of chunk ``c`` a token's gate, in warps 0 and 1, or write strength, as they come."""
-        token = c * BT + (w & 1) * 32 + lane
+        """Of chunk ``c`` a token's gate, in the first warps, or write strength, in as many more, as
+        they come."""
+        warps: cutlass.Constexpr = self.plan.bt // 32
+        token = c * self.plan.bt + (w & (warps - 1)) * 32 + lane
         inside = token < rows
         row = first + op.select(inside, token, I32(0))
         value = F32(0.0)
-        if w < 2:
+        if w < warps:
             beyond = F32(-math.inf if self.options.raw_gate else 0.0)
             value = op.select(inside, F32(G.g[row, h]), beyond)
-        else:
+        elif w < 2 * warps:
             value = op.select(inside, self.strength(B, row, h), self.no_strength)
         return value
 
     @cute.jit
     def put_number(self, number, table, G, h, w, lane):
         """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2."""
-        place = table + ((w & 1) * 32 + lane) * 4
-        if w < 2:
+        warps: cutlass.Constexpr = self.plan.bt // 32
+        place = table + ((w & (warps - 1)) * 32 + lane) * 4
+        if w < warps:
             active = self.gate_constants(G, h, 0, 1)
             op.store_f32(place, self.add_gates([number], active, [F32(0.0)])[0])
-        else:
+        elif w < 2 * warps:
             op.store_f32(place, self.activated(number), self.plan.off_strength)
 
     @cute.jit
@@ -222,24 +246,25 @@ class Build(Jobs, Activation):
         """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
         scan needs of them to the stage's table; returns the last sum."""
         plan, total = self.plan, []
-        for i in cutlass.range_constexpr(2):
+        for i in cutlass.range_constexpr(plan.bt // 32):
             x = op.load_f32(table + lane * 4, 128 * i)
             for d in (1, 2, 4, 8, 16):
                 before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
                 x = x + op.select(lane >= d, before, F32(0.0))
             total.append(x)
-        total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
-        end = cute.arch.shuffle_sync(total[1], offset=31)
-        for i in cutlass.range_constexpr(2):
+        if cutlass.const_expr(plan.bt == 64):
+            total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
+        end = cute.arch.shuffle_sync(total[-1], offset=31)
+        for i in cutlass.range_constexpr(plan.bt // 32):
             op.store_f32(sums + lane * 4, total[i], 128 * i)
         if w == 0:
             place = table + lane * 4
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(plan.bt // 32):
                 decay = op.exp2(total[i])
                 keys, queries = decay, decay * scale
                 if cutlass.const_expr(self.options.l2norm):
                     keys = keys * op.load_f32(place, plan.off_norms + 128 * i)
-                    queries = queries * op.load_f32(place, plan.off_norms + 4 * BT + 128 * i)
+                    queries = queries * op.load_f32(place, plan.off_norms + 4 * plan.bt + 128 * i)
                 op.store_f32(place, keys, plan.off_decay + 128 * i)
                 op.store_f32(place, queries, plan.off_read + 128 * i)
             if lane == 0:
@@ -258,9 +283,9 @@ class Build(Jobs, Activation):
         near = w * 2 + (token & 1)  # row among 8
         own = quarter == token >> 1  # holds the diagonal, in column ``token & 1``
         for query in range(2):
-            for group in range(2):
+            for group in range(self.plan.bt // 32):
                 row = (token >> 1) * 8 + (32 * group) + near
-                place = stage + row * 128 + (quarter >> 1) * (BT * 128)
+                place = stage + row * 128 + (quarter >> 1) * self.plan.half
                 words = [
                     op.load_i32x4(
                         place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
@@ -274,7 +299,7 @@ class Build(Jobs, Activation):
     @cute.jit
     def put_norm(self, own, place, norm, query: cutlass.Constexpr):
         if own:
-            op.store_f32(place, norm, self.plan.off_norms + 4 * BT * query)
+            op.store_f32(place, norm, self.plan.off_norms + 4 * self.plan.bt * query)
 
     # ----------------------------------------------------------------------------- matrices
 
@@ -302,7 +327,7 @@ class Build(Jobs, Activation):
         """A lane's two numbers of rows, with l2norm over the norms of their keys or queries."""
         if not self.options.l2norm:
             return values
-        norms = self.row_values(table, w, lane, self.plan.off_norms + 4 * BT * query)
+        norms = self.row_values(table, w, lane, self.plan.off_norms + 4 * self.plan.bt * query)
         return [x * y for x, y in zip(values, norms, strict=True)]
 
     def row_values(self, sums, w, lane, at=0):
@@ -312,7 +337,7 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def keys(self, acc, own, sums, table, w, lane):
-        """L of a warp's rows: in fp16, and its diagonal block in fp32."""
+        """L of block row ``w``: in fp16, and its diagonal block in fp32."""
         plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
         place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * TILE_BYTES
         diagonal = own + (plan.off_diagonal + w * plan.diagonal)
@@ -320,7 +345,7 @@ class Build(Jobs, Activation):
         of_rows = self.row_values(sums, w, lane)
         strength = self.row_values(table, w, lane, plan.off_strength)
         strength = self.over_norms(strength, table, w, lane, 0)
-        for ct in cutlass.range_constexpr(4):
+        for ct in cutlass.range_constexpr(self.plan.tiles):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
@@ -337,12 +362,12 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def queries(self, acc, queries, sums, table, w, lane):
-        """Aqk of a warp's rows without its scale, as left operand."""
+        """Aqk of block row ``w`` without its scale, as left operand."""
         lane = ops.opaque(lane)
         of_rows = self.row_values(sums, w, lane)
         scales = self.over_norms([F32(1.0)] * 2, table, w, lane, 1)
         row, col = lane >> 2, (lane & 3) * 2
-        for ct in cutlass.range_constexpr(4):
+        for ct in cutlass.range_constexpr(self.plan.tiles):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
@@ -362,7 +387,8 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def invert(self, left, own, slot, sums, table, end, number, w, lane):
-        """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot."""
+        """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot; warp
+        ``w`` has block row ``w`` of them."""
         plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
         lower = place + plan.off_lower
@@ -382,7 +408,16 @@ class Build(Jobs, Activation):
             self.keep(
                 block, place + ours + (w - 1) * TILE_BYTES, slot, table, to_end, w, w - 1, lane
             )
-        ops.sync_group(number)
+        if cutlass.const_expr(plan.tiles > 2):
+            ops.sync_group(number)
+            self.invert_corner(left, place, slot, table, to_end, w, lane)
+
+    @cute.jit
+    def invert_corner(self, left, place, slot, table, to_end, w, lane):
+        """Of 64 tokens, the blocks of X that rows of the second half have in the first."""
+        lower = place + self.plan.off_lower
+        ours = I32((w * (w + 1) >> 1) * TILE_BYTES)
+        below = I32((w * (w - 1) >> 1) * TILE_BYTES)
         if w >= 2:
             inner = []
             for k in cutlass.range_constexpr(2):
@@ -464,20 +499,22 @@ class Build(Jobs, Activation):
         for half in range(2):
             beta = op.load_f32x2(columns, self.plan.off_strength + 32 * half)
             out.append([block[half][i] * (by_rows[i // 2] * beta[i % 2]) for i in range(4)])
-        place = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
-        op.stmatrix(slot + row * (TILE * 128) + (place ^ (col * 32)), as_operand(out, op.pack))
+        bt = self.plan.bt
+        twisted = (lane >> (64 // bt - 1)) & (bt // 8 - 1)  # :func:`.tiles.twist` of a row
+        place = (lane & 15) * (2 * bt) + (((lane >> 4) ^ twisted) << 4)
+        op.stmatrix(slot + row * (TILE * 2 * bt) + (place ^ (col * 32)), as_operand(out, op.pack))
 
     @cute.jit
     def outputs(self, queries, own, slot, table, scale, w, lane):
-        """scale Aqk X diag(beta), rows of a warp, to the slot."""
-        lane = ops.opaque(lane)
+        """scale Aqk X diag(beta), block row ``w``, to the slot."""
+        plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
-        for col in cutlass.range_constexpr(4):
+        for col in cutlass.range_constexpr(plan.tiles):
             if col <= w:
                 total = cute.make_rmem_tensor(8, F32)
                 for i in cutlass.range_constexpr(8):
                     total[i] = F32(0.0)
-                for k in cutlass.range_constexpr(col, 4):
+                for k in cutlass.range_constexpr(col, plan.tiles):
                     if k <= w:
                         right = op.ldmatrix(
                             place + lower_block(k, col) * TILE_BYTES, transpose=True
@@ -487,7 +524,7 @@ class Build(Jobs, Activation):
                         for i in cutlass.range_constexpr(8):
                             total[i] = halves[i // 4][i % 4]
                 block = [[total[4 * half + i] for i in range(4)] for half in range(2)]
-                self.scaled(block, slot + 2 * BT * BT, table, [scale, scale], w, col, lane)
+                self.scaled(block, slot + plan.slot // 2, table, [scale, scale], w, col, lane)
 
     @cute.jit
     def clear_slots(self, at, t, threads: cutlass.Constexpr):

@@ -29,7 +29,7 @@ from candidates._delta_rule.kernel.exact import (
 )
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
 from candidates._delta_rule.kernel.ragged import bounds
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan
 
 __all__ = ["Jobs"]
 
@@ -48,8 +48,9 @@ class Jobs(Segments):
 
     def chunks_before(self, at, j):
         """Chunks of the jobs before job ``j`` of at most two."""
-        rows = ops.load_shared32(at, self.plan.off_jobs + 4 * 3)
-        return cute.arch.make_warp_uniform(op.select(j > 0, (rows + BT - 1) >> 6, I32(0)))
+        plan = self.plan
+        chunks = (ops.load_shared32(at, plan.off_jobs + 4 * 3) + plan.bt - 1) >> plan.shift
+        return cute.arch.make_warp_uniform(op.select(j > 0, chunks, I32(0)))
 
     def put_count(self, at, jobs):
         """Write how many jobs there are, where the first one has a word to spare; one thread."""

@@ -88,8 +88,9 @@ class FusedPrefill:
     """The fused kernel and, if it cuts sequences, its fix-up behind one host function, which takes
     what the kernel does."""
 
-    def __init__(self, rows: int, options: Options) -> None:
-        self.fused, self.fixup = Fused(rows, options), Fixup("gdn_fixup")
+    def __init__(self, config: FusedConfig, options: Options) -> None:
+        self.fused = Fused(config.bt, config.rows, config.builders, options)
+        self.fixup = Fixup("gdn_fixup")
 
     @cute.jit
     def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream):
@@ -155,7 +156,7 @@ def fused_job(
     """The fused kernel and its fix-up, with the arguments to compile them."""
     a = _Arguments(with_state, options)
     scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
-    return FusedPrefill(config.rows, options), (
+    return FusedPrefill(config, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
         a.A_log, a.dt_bias, a.stream,
     )  # fmt: skip
