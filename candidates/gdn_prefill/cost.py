@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from candidates._base import Schedule
 from candidates._delta_rule.cost import H200, Constants, makespan, prep_us, scan_us
 from candidates._delta_rule.kernel.image import HEAD, slots
-from candidates.gdn_prefill.kernel.fused_plan import PIECE, pieces_of
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, parts_of, pieces_of, span_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
 
@@ -80,10 +80,14 @@ def _fused(
     """Pieces over the SMs, one CTA to each; at gates under which every piece may start early."""
     tokens, sequences = sum(lengths), len(lengths)
     step = max(_SCAN_STEP_US[view.bt, view.rows], _BUILD_US[view.bt] / view.builders)
-    pieces = pieces_of(view.rows, view.waves, tokens, sequences, value_heads, constants.sms)
+    pieces = pieces_of(
+        view.bt, view.rows, view.waves, tokens, sequences, value_heads, constants.sms
+    )
     durations: list[float] = []
+    span, row = span_of(pieces, tokens, sequences), 0
     for length in lengths:
-        parts = max(min(pieces, -(-length // PIECE) // 2), 1)
+        parts = max(min(parts_of(row, row + length, span), -(-length // PIECE) // 2), 1)
+        row += length
         for part in range(parts):
             tokens_here = length / parts + (_FUSED_WARM if part else 0)
             duration = constants.fused_cta_us + math.ceil(tokens_here / view.bt) * step
@@ -92,7 +96,7 @@ def _fused(
     moved += 2 * sequences * value_heads * HEAD * HEAD * 4
     busy = max(makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
     out = {"gdn_fused": constants.launch_us + busy}
-    if pieces > 1:
+    if pieces > sequences:
         out["gdn_fixup"] = constants.fixup_us
     return out
 

@@ -27,7 +27,14 @@ from candidates._delta_rule.emulate import (
     triangular_inverse,
 )
 from candidates._delta_rule.kernel.pieces import GUARD
-from candidates.gdn_prefill.kernel.fused_plan import PIECE, WINDOW, WINDOWS, pieces_of
+from candidates.gdn_prefill.kernel.fused_plan import (
+    PIECE,
+    WINDOW,
+    WINDOWS,
+    parts_of,
+    pieces_of,
+    span_of,
+)
 from candidates.gdn_prefill.space import FusedSchedule
 
 __all__ = ["SMS", "emulate", "warm_up"]
@@ -42,17 +49,18 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     final, scale = initial_state(inputs), float(inputs["scale"])
     T, HV = inputs["v"].shape[:2]
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
-    pieces = pieces_of(view.rows, view.waves, T, len(spans), HV, SMS)
+    pieces = pieces_of(view.bt, view.rows, view.waves, T, len(spans), HV, SMS)
+    span = span_of(pieces, T, len(spans))
     o = torch.zeros_like(inputs["v"])
     for n, (begin, end) in enumerate(spans):
         length = -(-(end - begin) // PIECE)
-        parts = max(min(pieces, length // 2), 1)
+        parts = max(min(parts_of(begin, end, span), length // 2), 1)
         if parts == 1:
             final[n], out = _walk(_Chunks.of(inputs, view.bt, begin, end, scale), final[n], scale)
             o[begin:end] = out[: end - begin].to(o.dtype)
             continue
         for h in range(HV):
-            first = (n * HV + h) * pieces
+            first = h * pieces + begin // span + n
             last, out = _pieces(inputs, view.bt, begin, end, h, parts, first, final[n, h], scale)
             final[n, h], o[begin:end, h] = last, out.to(o.dtype)
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}

@@ -52,7 +52,7 @@ def _parts(plan: FusedPlan) -> dict[int, Part]:
 def run_fused(
     plan: FusedPlan,
     inputs: Mapping[str, Any],
-    pieces: int = 1,
+    pieces: int = 0,
     order: int | None = None,
     offsets: list[int] | None = None,
     flags: list[int] | None = None,
@@ -67,13 +67,13 @@ def run_fused(
     inputs : Mapping
         As an operation generates them.
     pieces : int
-        Per sequence, at most.
+        Of a head; as many as there are sequences if fewer.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
         Passed instead of the inputs' own.
     flags : list of int, optional
-        Takes the flag of each piece, of which there have to be several for each sequence.
+        Takes the flag of each piece, if sequences are cut.
     options : Options
         The form of ``inputs``.
     """
@@ -98,24 +98,25 @@ def run_fused(
         parameters.append(tensor(bits.numpy(), (N, H), (H * HEAD * HEAD,)))
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
-    words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
+    pieces, cut = max(pieces, N), pieces > N
+    words = Scratch(H * pieces).words(T, H) if cut else 1
     room = np.full(words, np.nan, np.float32)
     scratch = tensor(room, (words,), ())
-    fixing = [*parameters[-2:], scratch, struct.pack("<i", N * H * pieces)]
+    fixing = [*parameters[-2:], scratch, struct.pack("<i", H * pieces)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:
         parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
-    count = max(N, 1) * H * pieces * (HEAD // plan.rows)
-    if pieces > 1:
+    count = max(pieces, 1) * H * (HEAD // plan.rows)
+    if cut:
         count = (count + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
     plan = replace(plan, l2norm=options.l2norm)
     program, size = Program(ptx, "gdn_fused"), plan.smem_bytes
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()
-    if pieces > 1:
+    if cut:
         from candidates._delta_rule.kernel.fixup import SMEM_BYTES
 
         fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from functools import partial
 from typing import Any
@@ -13,7 +15,12 @@ import operations
 from candidates._delta_rule.kernel.options import Options
 from candidates._delta_rule.kernel.pieces import MAPS
 from candidates.gdn_prefill import FAMILY, emulate_fused
-from candidates.gdn_prefill.kernel.fused_plan import FusedPlan, pieces_of
+from candidates.gdn_prefill.kernel.fused_plan import (
+    FusedPlan,
+    parts_of,
+    pieces_of,
+    span_of,
+)
 from candidates.gdn_prefill.space import FusedSchedule
 from operations.gdn_prefill import GdnWorkload
 
@@ -77,12 +84,37 @@ def test_the_gdn_family_compiles_and_names_what_a_fused_schedule_launches() -> N
 
 
 def test_gdn_pieces_fill_the_machine_and_are_never_short() -> None:
-    assert pieces_of(128, 1, 8192, 1, 32, 132) == 4
-    assert pieces_of(128, 4, 8192, 1, 32, 132) == 16
-    assert pieces_of(128, 1, 1024, 1, 4, 132) == 4
-    assert pieces_of(128, 1, 8192, 100, 32, 132) == 1
-    assert pieces_of(64, 1, 8192, 1, 32, 132) == 1
-    assert pieces_of(128, 1, 0, 0, 32, 132) == 1
+    assert pieces_of(64, 128, 1, 8192, 1, 32, 132) == 4
+    assert pieces_of(64, 128, 4, 8192, 1, 32, 132) == 16
+    assert pieces_of(64, 128, 1, 1024, 1, 4, 132) == 4
+    assert pieces_of(32, 128, 1, 1024, 1, 4, 132) == 8
+    assert pieces_of(32, 128, 1, 8192, 100, 32, 132) == 100
+    assert pieces_of(64, 64, 1, 8192, 1, 32, 132) == 1
+    assert pieces_of(64, 128, 1, 0, 0, 32, 132) == 0
+
+
+def test_a_gdn_sequence_is_cut_into_as_many_pieces_as_its_share_of_the_tokens() -> None:
+    lengths = OPERATION.workloads["halves-8192/4/8"].lengths
+    rows = [0, *itertools.accumulate(lengths)]
+    pieces = pieces_of(32, 128, 1, rows[-1], len(lengths), 8, 132)
+    span = span_of(pieces, rows[-1], len(lengths))
+    assert [parts_of(*x, span) for x in itertools.pairwise(rows)] == [4, 3, 2, 2, 1, 1, 1, 1, 1]
+    rng = random.Random(0)
+    for _ in range(200):
+        T, N = rng.randrange(1, 3000), rng.randrange(1, 9)
+        pieces = rng.randrange(N, 3 * N + 9)
+        rows = sorted(rng.randrange(T + 1) for _ in range(N + 1))
+        span = span_of(pieces, T, N)
+        owned = [
+            row // span + n + p
+            for n, (row, end) in enumerate(itertools.pairwise(rows))
+            for p in range(parts_of(row, end, span))
+        ]
+        assert owned == sorted(set(owned))
+        assert owned[-1] < pieces
+        assert all(
+            end - row <= span * parts_of(row, end, span) for row, end in itertools.pairwise(rows)
+        )
 
 
 def test_registers_of_gdn_warpgroups_fit_what_the_launch_gives() -> None:
@@ -182,12 +214,13 @@ def test_wrong_gdn_offsets_are_clamped_and_rows_outside_cleared() -> None:
     from gdn_fused_compile import run_fused
 
     _, inputs = inputs_of((40,), "production", initial_state=False)
-    got = run_fused(SHORT, inputs, offsets=[3, 20, 7, 99])
-    want = run_fused(SHORT, inputs, offsets=[3, 20, 20, 40])
-    assert torch.equal(got["o"], want["o"])
-    assert torch.equal(got["final_state"], want["final_state"])
-    assert not got["o"][:3].any()
-    assert got["o"].isfinite().all()
+    for pieces in (0, 6):
+        got = run_fused(SHORT, inputs, pieces, offsets=[3, 20, 7, 99])
+        want = run_fused(SHORT, inputs, pieces, offsets=[3, 20, 20, 40])
+        assert torch.equal(got["o"], want["o"])
+        assert torch.equal(got["final_state"], want["final_state"])
+        assert not got["o"][:3].any()
+        assert got["o"].isfinite().all()
 
 
 @pytest.mark.parametrize("whose", ["a scanning warp's", "a building warp's"])
@@ -233,7 +266,7 @@ def test_raw_gdn_inputs_mean_what_they_are_activated_to(what: str) -> None:
     options = RAW[what]
     raw, plain = raw_call(options, (17, 0, 140))
     want = OPERATION.fast_oracle(plain)
-    for pieces in (1, 3):
+    for pieces in (0, 7):
         got = run_fused(SHORT, raw, pieces, options=options)
         for name, x in want.items():
             error = (got[name].double() - x).norm() / x.norm()
@@ -259,7 +292,7 @@ def test_gdn_gates_and_strengths_are_read_by_their_own_steps() -> None:
 
 PIECES = {
     "early starts": ((300,), "constant_2", 3),
-    "exact segments": ((300,), "slow", 4),
+    "whole starts": ((300,), "slow", 4),
     "both, and resets": ((290,), "single_inf", 5),
     "an odd number of pieces": ((230,), "no_gate", 3),
 }
@@ -272,8 +305,35 @@ def test_gdn_pieces_are_right_whether_they_start_early_or_are_exact(what: str) -
 
     lengths, regime, pieces = PIECES[what]
     workload, inputs = inputs_of(lengths, regime)
-    plan = LONG if what == "exact segments" else SHORT
+    plan = LONG if what == "whole starts" else SHORT
     judged(run_fused(plan, inputs, pieces), workload, inputs, regime)
+
+
+@pytest.mark.parametrize("plan", [LONG, SHORT], ids=str)
+def test_exact_gdn_segments_are_right(plan: FusedPlan) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((30, 400, 20), "slow")
+    inputs["g"][:] = -0.25
+    inputs["k"][::30] = inputs["k"][::30] * 2  # a guard that sees one of these has to refuse
+    inputs["beta"][::30] = 0.9
+    flags: list[int] = []
+    judged(run_fused(plan, inputs, 8, flags=flags), workload, inputs, "slow")
+    assert sum(flag > 0 for flag in flags) >= 3
+    assert flags[-1] == 0  # the last sequence's, beside an exact segment: two jobs
+
+
+@LONGER
+@pytest.mark.parametrize("plan", [LONG, SHORT], ids=str)
+def test_slow_gates_of_gdn_make_exact_segments(plan: FusedPlan) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    workload, inputs = inputs_of((40, 1100, 60, 0), "no_gate")
+    flags: list[int] = []
+    judged(run_fused(plan, inputs, 9, flags=flags), workload, inputs, "no_gate")
+    assert any(flags)
 
 
 def test_gdn_pairs_across_heads_and_sequences_are_right() -> None:
@@ -281,7 +341,7 @@ def test_gdn_pairs_across_heads_and_sequences_are_right() -> None:
     from gdn_fused_compile import run_fused
 
     workload, inputs = inputs_of((150, 0, 77, 0), "mixed_heads", heads=(1, 2))
-    judged(run_fused(SHORT, inputs, 3), workload, inputs, "mixed_heads")
+    judged(run_fused(SHORT, inputs, 11), workload, inputs, "mixed_heads")
 
 
 def test_the_order_of_warps_does_not_change_a_bit_of_gdn_pieces() -> None:

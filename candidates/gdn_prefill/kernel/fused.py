@@ -92,13 +92,14 @@ class Fused(Build, Scan, Guard):
         S0 : cute.Tensor or None
             Initial states [N, HV, 128, 128], value-major; None is zero.
         S : cute.Tensor or None
-            Final states; may be S0 if ``pieces`` is 1.
+            Final states; may be S0 if nothing is cut.
         X : cute.Tensor
             Scratch of :class:`candidates._delta_rule.kernel.pieces.Scratch`, fp32; any size if
-            ``pieces`` is 1.
+            nothing is cut.
         scale : Float32
         pieces : Int32
-            Pieces per sequence, at most; 1 or more, and 1 with 64 rows.
+            Pieces of all sequences of a head, at most.  As many as sequences is not to cut, and
+            the least.
         A_log, dt_bias : cute.Tensor or None
             Of the gate's activation: fp32 [HV] and [HV, 1].
         stream : CUstream
@@ -115,8 +116,8 @@ class Fused(Build, Scan, Guard):
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if V.shape[1] > 0:
             N = CU.shape[0] - 1
-            ctas = max(N, 1) * pieces * V.shape[1] * (HEAD // plan.rows)
-            if pieces > 1:
+            ctas = max(pieces, 1) * V.shape[1] * (HEAD // plan.rows)
+            if pieces > N:
                 ctas = (ctas + 1) // 2 * 2
             self.kernel(
                 Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, mma_t,
@@ -156,12 +157,10 @@ class Fused(Build, Scan, Guard):
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_warp()
         self.clear_slots(at, tidx, plan.threads)
-        covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-        clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
-
-        total = N * H * pieces
+        clearing = CU, O, T, H, N, cta, warp_id, lane
+        total = H * pieces
         jobs = I32(0)
-        if pieces == 1:
+        if pieces <= N:
             # The halves of a head are neighbours, and so are the value heads of a key head: what
             # they share is read at the same time.
             parts = HEAD // plan.rows
@@ -181,6 +180,8 @@ class Fused(Build, Scan, Guard):
         if warp_id < scan_warps:
             cute.arch.setmaxregister_increase(plan.scan_registers)
             wg = warp_id // 4
+            if cutlass.const_expr(plan.scanners > 1):  # while the builders are busy
+                self.clear(*clearing)
             for j in cutlass.range(2, unroll=1):
                 busy = I32(0)
                 if j < self.count(at):
@@ -194,3 +195,12 @@ class Fused(Build, Scan, Guard):
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             self.build(Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0)
+        if cutlass.const_expr(plan.scanners == 1):  # by eight warps, of which only four scan
+            self.clear(*clearing)
+
+    @cute.jit
+    def clear(self, CU, O, T, H, N, cta, warp_id, lane):
+        """This CTA's share of the rows of O that no sequence covers; all warps that scan, and
+        eight at least."""
+        covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
+        clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)

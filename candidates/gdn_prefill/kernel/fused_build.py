@@ -9,6 +9,7 @@ intermediate is an entry of the answer, so nothing cancels.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import cutlass
@@ -27,6 +28,7 @@ from candidates.gdn_prefill.kernel.fused_ops import (
     as_operand,
     diagonal,
     mma16,
+    prefix_sum,
     sync_threads_of,
 )
 from candidates.gdn_prefill.kernel.fused_plan import (
@@ -84,7 +86,8 @@ class Build(Jobs, Activation):
             count, begin = (rows + plan.bt - 1) >> plan.shift, self.chunks_before(at, j)
             if j >= self.count(at):
                 count = I32(0)
-            inputs = Q, K, V, first, rows, h, half, is_map
+            key_head = cute.arch.make_warp_uniform(h // (V.shape[1] // K.shape[1]))
+            inputs = Q, K, V, first, rows, (h, key_head), half, is_map
             # Builders take turns through both jobs: the stage of a first chunk is free because
             # this builder waited for it when it made its last one.
             mine = group - begin % turn
@@ -92,7 +95,7 @@ class Build(Jobs, Activation):
                 mine = mine + turn
             s = (begin + mine) % plan.stages
             parity, slot = (begin + mine) // plan.stages & 1, (begin + mine) % plan.slots
-            raw = F32(0.0)
+            raw = I32(0)
             if mine < count:
                 self.fetch(*inputs, at, mine, s, w, lane)
                 raw = self.number(G, B, first, rows, h, mine, w, lane)
@@ -103,11 +106,12 @@ class Build(Jobs, Activation):
                     s_later = s_later - plan.stages
                     parity_later = parity ^ 1
                 table = at + (plan.off_table + s * plan.table)
-                self.put_number(raw, table, G, h, w, lane)
+                self.put_number(raw, table, G, B, h, rows - c * plan.bt, w, lane)
                 cute.arch.cp_async_wait_group(0)
                 if cutlass.const_expr(self.options.l2norm):
                     ops.sync_warp()
-                    self.norms(at + s * plan.stage, table, w, lane)
+                    if w >= plan.first_fetcher:
+                        self.norms(at + s * plan.stage, table, w - plan.first_fetcher, lane)
                 ops.fence_async()
                 ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
                 self.score(acc, rA[0], rB, s, mma_b, mma_b0)
@@ -166,79 +170,91 @@ class Build(Jobs, Activation):
 
     # ------------------------------------------------------------------------------- inputs
 
-    def piece_of(self, w, lane, width):
-        """Row and 16-byte column of a lane's first piece; the others are multiples of 8 rows on.
-
-        A row is always the same in its 8, and so is its swizzle.
-        """
-        if width == HEAD:
-            return w * 2 + (lane >> 4), lane & 15
-        return (w >> 1) * (self.plan.bt // 2) + (w & 1) * 4 + (lane >> 3), lane & 7
-
     @cute.jit
-    def fetch(self, Q, K, V, first, rows, h, half, is_map, at, c, s, w, lane):
+    def fetch(self, Q, K, V, first, rows, heads, half, is_map, at, c, s, w, lane):
         """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and
-        all values where a map is scanned."""
+        all values where a map is scanned.
+
+        By the warps that do not invert, if there are some.
+        """
         plan = self.plan
         lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
         stage, begin, left = at + s * plan.stage, first + c * plan.bt, rows - c * plan.bt
-        key_head = h // (V.shape[1] // K.shape[1])
+        h, key_head = heads
         # (first byte in the stage, channels, tensor, bytes of its rows to skip)
         parts = (
             (0, HEAD, K, I64(K.stride[1]) * I64(key_head * 2)),
             (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
             (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
         )
-        if left >= plan.bt and is_map == 0:
-            for part in parts:
-                self.fetch_part(stage, *part, begin, None, w, lane)
-        else:
-            values = op.select(is_map > 0, I32(0), left)
-            for part, there in zip(parts, (left, left, values), strict=True):
-                self.fetch_part(stage, *part, begin, there, w, lane)
+        if w >= plan.first_fetcher:
+            if left >= plan.bt and is_map == 0:
+                for part in parts:
+                    self.fetch_part(stage, *part, begin, None, w - plan.first_fetcher, lane)
+            else:
+                values = op.select(is_map > 0, I32(0), left)
+                for part, there in zip(parts, (left, left, values), strict=True):
+                    self.fetch_part(stage, *part, begin, there, w - plan.first_fetcher, lane)
 
     def fetch_part(self, stage, first, width, X, skipped, begin, left, w, lane):
-        row, column = self.piece_of(w, lane, width)
+        """A lane takes one of the 16-byte columns, in rows that are multiples of 8 apart: a row is
+        always the same in its 8, and so is its swizzle."""
+        bt, every = self.plan.bt, 2 * self.plan.fetchers
+        turns = 1 if width < HEAD else 8 // every
+        if width < HEAD:
+            row, column = (w >> 1) * (bt // 2) + (w & 1) * 4 + (lane >> 3), lane & 7
+        else:
+            row, column = w * (2 * turns) + (lane >> 4), lane & 15
         target = stage + row * 128 + (((column & 7) ^ (row & 7)) << 4)
         if width == HEAD:
-            pitch = self.plan.bt * 128 if first == self.plan.off_v else self.plan.half
+            pitch = bt * 128 if first == self.plan.off_v else self.plan.half
             target = target + (column >> 3) * pitch
-        step = I32(X.stride[0])
+        step = I32(X.stride[0]) * 2
         source = X.iterator.toint() + skipped + I64(column * 16)
-        source = op.mad_wide(begin + row, step * 2, source)
-        for i in range(self.plan.bt // 8 * width // HEAD):
-            here = op.mad_wide(step * 2, I32(8 * i), source)
-            if left is None:
-                ops.copy16_whole(target, here, first + i * 1024)
-            else:
-                size = op.select(row + 8 * i < left, I32(16), I32(0))
-                ops.copy16(target, here, size, first + i * 1024)
+        source = op.mad_wide(begin + row, step, source)
+        for turn in range(turns):  # two rows on, the swizzle exchanges pieces that are 2 apart
+            to = target ^ (32 * turn)
+            for i in range(bt // 8 * width // HEAD):
+                on = 8 * i + 2 * turn
+                here = op.mad_wide(step, I32(on), source)
+                if left is None:
+                    ops.copy16_whole(to, here, first + on * 128)
+                else:
+                    size = op.select(row + on < left, I32(16), I32(0))
+                    ops.copy16(to, here, size, first + on * 128)
+
+    def token_of(self, w, lane):
+        """Token of a chunk whose gate, if the first is 0, or write strength, if 1, is a lane's."""
+        w, warps = w - self.plan.first_fetcher, self.plan.bt // 32
+        return w // warps, (w % warps) * 32 + lane
 
     @cute.jit
     def number(self, G, B, first, rows, h, c, w, lane):
-        """Of chunk ``c`` a token's gate, in the first warps, or write strength, in as many more, as
-        they come."""
-        warps: cutlass.Constexpr = self.plan.bt // 32
-        token = c * self.plan.bt + (w & (warps - 1)) * 32 + lane
-        inside = token < rows
-        row = first + op.select(inside, token, I32(0))
-        value = F32(0.0)
-        if w < warps:
-            beyond = F32(-math.inf if self.options.raw_gate else 0.0)
-            value = op.select(inside, F32(G.g[row, h]), beyond)
-        elif w < 2 * warps:
-            value = op.select(inside, self.strength(B, row, h), self.no_strength)
-        return value
+        """Of chunk ``c`` a token's gate or write strength; as bits, since to convert them would be
+        to wait for them."""
+        which, token = self.token_of(w, lane)
+        token = token + c * self.plan.bt
+        row = first + op.select(token < rows, token, I32(0))
+        bits = I32(0)
+        if which == 0:
+            bits = load_bits(G.g, row, h)
+        elif which == 1:
+            bits = load_bits(B, row, h)
+        return bits
 
     @cute.jit
-    def put_number(self, number, table, G, h, w, lane):
-        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2."""
-        warps: cutlass.Constexpr = self.plan.bt // 32
-        place = table + ((w & (warps - 1)) * 32 + lane) * 4
-        if w < warps:
+    def put_number(self, bits, table, G, B, h, left, w, lane):
+        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2.  Of the
+        chunk's tokens ``left`` are there."""
+        which, token = self.token_of(w, lane)
+        place = table + token * 4
+        if which == 0:
+            beyond = F32(-math.inf if self.options.raw_gate else 0.0)
+            number = op.select(token < left, as_float(bits, G.g), beyond)
             active = self.gate_constants(G, h, 0, 1)
             op.store_f32(place, self.add_gates([number], active, [F32(0.0)])[0])
-        elif w < 2 * warps:
+        elif which == 1:
+            number = op.select(token < left, as_float(bits, B), self.no_strength)
             op.store_f32(place, self.activated(number), self.plan.off_strength)
 
     @cute.jit
@@ -247,17 +263,13 @@ class Build(Jobs, Activation):
         scan needs of them to the stage's table; returns the last sum."""
         plan, total = self.plan, []
         for i in cutlass.range_constexpr(plan.bt // 32):
-            x = op.load_f32(table + lane * 4, 128 * i)
-            for d in (1, 2, 4, 8, 16):
-                before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
-                x = x + op.select(lane >= d, before, F32(0.0))
-            total.append(x)
+            total.append(prefix_sum(op.load_f32(table + lane * 4, 128 * i)))
         if cutlass.const_expr(plan.bt == 64):
             total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
         end = cute.arch.shuffle_sync(total[-1], offset=31)
         for i in cutlass.range_constexpr(plan.bt // 32):
             op.store_f32(sums + lane * 4, total[i], 128 * i)
-        if w == 0:
+        if w == plan.first_fetcher:
             place = table + lane * 4
             for i in cutlass.range_constexpr(plan.bt // 32):
                 decay = op.exp2(total[i])
@@ -280,21 +292,23 @@ class Build(Jobs, Activation):
         """
         lane = ops.opaque(lane)
         token, quarter = lane >> 2, lane & 3
-        near = w * 2 + (token & 1)  # row among 8
         own = quarter == token >> 1  # holds the diagonal, in column ``token & 1``
-        for query in range(2):
-            for group in range(self.plan.bt // 32):
-                row = (token >> 1) * 8 + (32 * group) + near
-                place = stage + row * 128 + (quarter >> 1) * self.plan.half
-                words = [
-                    op.load_i32x4(
-                        place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
-                    )
-                    for j in range(4)
-                ]
-                square = diagonal(words, token)
-                norm = ops.rsqrt(square + F32(L2NORM_EPS))
-                self.put_norm(own, table + row * 4, norm, query)
+        each = 8 // self.plan.fetchers
+        for query, group, i in itertools.product(
+            range(2), range(self.plan.bt // 32), range(0, each, 2)
+        ):
+            near = w * each + i + (token & 1)  # row among 8
+            row = (token >> 1) * 8 + (32 * group) + near
+            place = stage + row * 128 + (quarter >> 1) * self.plan.half
+            words = [
+                op.load_i32x4(
+                    place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
+                )
+                for j in range(4)
+            ]
+            square = diagonal(words, token)
+            norm = ops.rsqrt(square + F32(L2NORM_EPS))
+            self.put_norm(own, table + row * 4, norm, query)
 
     @cute.jit
     def put_norm(self, own, place, norm, query: cutlass.Constexpr):
@@ -541,6 +555,20 @@ def ring(base, byte, layout, count, pitch):
     p = cute.recast_ptr(base + byte // 2, layout.inner, BF16)
     turns = cute.make_layout(count, stride=pitch // 2)
     return cute.make_tensor(p, cute.append(cute.slice_(layout.outer, (None, None, 0)), turns))
+
+
+def load_bits(X, row, h):
+    """An element of [T, HV], of 2 or 4 bytes."""
+    size = X.element_type.width // 8
+    place = X.iterator.toint() + I64(X.stride[1]) * I64(h * size)
+    place = op.mad_wide(row, I32(X.stride[0]) * size, place)
+    return op.ptx(f"ld.global.nc.b{8 * size} {{$w0}}, [{{$r0}}];", [I32], [place])
+
+
+def as_float(bits, X):
+    """What :func:`load_bits` loaded of X."""
+    code = "mov.b32 {$w0}, {$r0};" if X.element_type is F32 else "shl.b32 {$w0}, {$r0}, 16;"
+    return op.ptx(code, [F32], [bits])
 
 
 def negative(block):

@@ -1,7 +1,9 @@
 """What each CTA does: the jobs of a pair, as in KDA's fused form but for the sharing of chunks.
 
-All pieces of all sequences and heads stand in one line; CTAs 2 i and 2 i + 1 are a pair and own
-pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes its own.
+All pieces of the sequences of a head stand in one line, then those of the next head; which of them
+are a sequence's is found from the offsets (:func:`.fused_plan.span_of`).  CTAs 2 i and 2 i + 1 are
+a pair and own pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes
+its own.
 Otherwise both are one *job* if the guard fails between them, else the second is the next one.  A
 job that the guard lets begin from zero is cut: 64 value rows for each CTA.  One that it does not is
 an exact segment: the first CTA scans values from zero, which gives C and O, the second the map of
@@ -12,6 +14,7 @@ The CTAs of a pair do not talk: each builds what it scans.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
@@ -28,8 +31,8 @@ from candidates._delta_rule.kernel.exact import (
     Segments,
 )
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
-from candidates._delta_rule.kernel.ragged import bounds
-from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan
+from candidates._delta_rule.kernel.ragged import bounds, owner
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan, parts_of, span_of
 
 __all__ = ["Jobs"]
 
@@ -74,8 +77,9 @@ class Jobs(Segments):
     def share(self, K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
         """Describe the jobs of a CTA of a pair; all threads.  How many there are."""
         rank, own = cta & 1, cta & -2
-        a, b = (self.piece(CU, own + i, pieces, N, T, H) for i in range(2))
+        a = self.piece(CU, own, pieces, N, T, H)
         n, h, row0, row1, begin, stop, last, there, inside = a
+        b = self.piece(CU, own + 1, pieces, N, T, H, (row0, row1))
         n_b, h_b, row0_b, row1_b, begin_b, stop_b, last_b, there_b, inside_b = b
         same = inside_b
         asked = (
@@ -106,7 +110,7 @@ class Jobs(Segments):
             jobs = I32(0)
         if warp_id == 0:
             if lane == 0:
-                entries = Scratch(N * H * pieces)
+                entries = Scratch(H * pieces)
                 entry = entries.entries + own * entries.ENTRY
                 from_a, end_a, final = begin - max(left, 0), stop, last
                 target = I32(NOWHERE)
@@ -155,16 +159,26 @@ class Jobs(Segments):
         return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
 
     @cute.jit
-    def piece(self, CU, number, pieces, N, T, H):
+    def piece(self, CU, number, pieces, N, T, H, only=None):
         """Sequence, head, first row and row behind the last of it, first PIECE and PIECE behind
         the last, whether it is the last piece, whether it exists, and whether not the first."""
-        n, h, p = number // pieces // H, number // pieces % H, number % pieces
-        row0, row1 = I32(0), I32(0)
-        if n < N:
-            row0, row1 = bounds(CU, n, T)
-        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
+        h, place, span = number // pieces, number % pieces, span_of(pieces, T, N)
+        n, row0, row1 = I32(-1), I32(0), I32(0)
+        if h < H:
+            if N == 1:
+                n = I32(0)
+                if cutlass.const_expr(only is None):
+                    row0, row1 = bounds(CU, n, T)
+                else:  # another piece has found them
+                    row0, row1 = only
+            else:
+                n, row0, row1 = owner(CU, place, T, span, 1)
+        n, row0, row1 = (cute.arch.make_warp_uniform(x) for x in (n, row0, row1))
+        # Places in front of the first sequence are nobody's; others may be left over.
+        p = place - row0 // span - n
         length = (row1 - row0 + PIECE - 1) // PIECE
-        parts = max(min(pieces, length // 2), 1)
+        parts = max(min(parts_of(row0, row1, span), length // 2), 1)
         begin = length * min(p, parts) // parts
         stop = length * min(p + 1, parts) // parts
-        return n, h, row0, row1, begin, stop, p + 1 == parts, n < N and p < parts, p > 0
+        there = n >= 0 and p >= 0 and p < parts
+        return n, h, row0, row1, begin, stop, p + 1 == parts, there, there and p > 0

@@ -6,10 +6,10 @@ Needs neither torch nor the DSL.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, PIECE
-from candidates._delta_rule.kernel.pieces import pieces_of as pieces_of_chains
 from candidates._delta_rule.kernel.tiles import LOWER_PITCH, TILE, lower_block
 
 __all__ = [
@@ -23,15 +23,17 @@ __all__ = [
     "WINDOWS",
     "FusedPlan",
     "lower_block",
+    "parts_of",
     "pieces_of",
+    "span_of",
     "strict_block",
 ]
 
 WINDOW, WINDOWS = 32, 16
 """Tokens that an early start is a multiple of, and how many of them it has at most."""
 
-SHORTEST = 256
-"""Tokens of a piece, on the average: fewer are not worth an early start."""
+SHORTEST = 4
+"""Chunks of a piece, on the average: fewer are not worth an early start."""
 
 TILE_BYTES = 2 * TILE * TILE
 """A block of L or X in fp16; diagonal blocks of L are in fp32, of ``LOWER_PITCH`` a row."""
@@ -110,6 +112,16 @@ class FusedPlan:
     def scanners(self) -> int:
         """Warpgroups that hold the state, 64 value rows each; the first of the CTA."""
         return self.rows // 64
+
+    @property
+    def fetchers(self) -> int:
+        """Warps of a builder that take inputs, its last ones: those that do not invert if there
+        are some."""
+        return 4 if self.tiles == 4 else 4 - self.tiles
+
+    @property
+    def first_fetcher(self) -> int:
+        return 4 - self.fetchers
 
     @property
     def threads(self) -> int:
@@ -246,12 +258,27 @@ class FusedPlan:
         return self.off_bar + 2 * 8 * self.stages
 
 
-def pieces_of(rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
-    """Pieces that each of N sequences of T tokens in all is cut into, at most.
+def pieces_of(bt: int, rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
+    """Pieces that N sequences of T tokens in all are cut into, at most, for each head.
 
     ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
-    they would be short; one where a CTA has 64 rows.
+    they would be short; N, which is not to cut, where a CTA has 64 rows.
     """
     if rows < HEAD:
-        return 1
-    return min(pieces_of_chains(waves, N, HV, sms), max(T // (max(N, 1) * SHORTEST), 1))
+        return N
+    return max(min(waves * sms // max(HV, 1), N - 1 + T // (SHORTEST * bt)), N)
+
+
+def span_of(pieces: Any, T: Any, N: Any) -> Any:
+    """Tokens that a piece has at most, if N sequences of T tokens are cut into so many.
+
+    A sequence that begins at row m owns the pieces of its head from ``m // span + n`` on: as many
+    as its share of all tokens is worth, and no lengths have to be summed.  Run-time integers too.
+    """
+    return T // (pieces - N + 1) + 1
+
+
+def parts_of(row: Any, end: Any, span: Any) -> Any:
+    """Pieces that a sequence from ``row`` to ``end`` owns; those of less than two PIECEs are left
+    without tokens."""
+    return end // span - row // span + 1

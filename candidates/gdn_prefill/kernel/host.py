@@ -63,7 +63,7 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
 """The same for the fused kernel.
 
-pieces: a Python int of at least 1; scratch: fp32, of
+pieces: a Python int, of a head, at least as many as sequences; scratch: fp32, of
 :class:`candidates._delta_rule.kernel.pieces.Scratch`.
 """
 
@@ -96,8 +96,8 @@ class FusedPrefill:
     def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream):
         self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream)
         if cutlass.const_expr(self.fused.plan.cuts):
-            if pieces > 1:
-                self.fixup(O, S, X, (CU.shape[0] - 1) * pieces * O.shape[1], stream)
+            if pieces > CU.shape[0] - 1:
+                self.fixup(O, S, X, pieces * O.shape[1], stream)
 
 
 class _Arguments:
