@@ -84,7 +84,7 @@ def _fused(
         view.bt, view.rows, view.waves, tokens, sequences, value_heads, constants.sms
     )
     durations: list[float] = []
-    span, row = span_of(pieces, tokens, sequences), 0
+    span, row = span_of(max(pieces, sequences), tokens, sequences), 0
     for length in lengths:
         parts = max(min(parts_of(row, row + length, span), -(-length // PIECE) // 2), 1)
         row += length

@@ -50,7 +50,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     T, HV = inputs["v"].shape[:2]
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     pieces = pieces_of(view.bt, view.rows, view.waves, T, len(spans), HV, SMS)
-    span = span_of(pieces, T, len(spans))
+    span = span_of(max(pieces, len(spans)), T, len(spans))
     o = torch.zeros_like(inputs["v"])
     for n, (begin, end) in enumerate(spans):
         length = -(-(end - begin) // PIECE)

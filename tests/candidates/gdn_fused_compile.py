@@ -67,7 +67,7 @@ def run_fused(
     inputs : Mapping
         As an operation generates them.
     pieces : int
-        Of a head; as many as there are sequences if fewer.
+        Of a head; as many as there are sequences if 0.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
@@ -98,7 +98,7 @@ def run_fused(
         parameters.append(tensor(bits.numpy(), (N, H), (H * HEAD * HEAD,)))
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
-    pieces, cut = max(pieces, N), pieces > N
+    pieces, cut = pieces or N, pieces > N
     words = Scratch(H * pieces).words(T, H) if cut else 1
     room = np.full(words, np.nan, np.float32)
     scratch = tensor(room, (words,), ())

@@ -88,7 +88,8 @@ def test_gdn_pieces_fill_the_machine_and_are_never_short() -> None:
     assert pieces_of(64, 128, 4, 8192, 1, 32, 132) == 16
     assert pieces_of(64, 128, 1, 1024, 1, 4, 132) == 4
     assert pieces_of(32, 128, 1, 1024, 1, 4, 132) == 8
-    assert pieces_of(32, 128, 1, 8192, 100, 32, 132) == 100
+    assert pieces_of(32, 128, 1, 8192, 24, 32, 132) == 24
+    assert pieces_of(32, 128, 1, 8192, 101, 32, 132) == 51  # two sequences to a CTA
     assert pieces_of(64, 64, 1, 8192, 1, 32, 132) == 1
     assert pieces_of(64, 128, 1, 0, 0, 32, 132) == 0
 
@@ -193,6 +194,17 @@ def test_the_order_of_warps_does_not_change_a_bit_of_gdn(plan: FusedPlan) -> Non
         again = run_fused(plan, inputs, order=seed)
         assert torch.equal(first["o"], again["o"])
         assert torch.equal(first["final_state"], again["final_state"])
+
+
+@pytest.mark.parametrize("plan", [SHORT, pytest.param(LONG, marks=LONGER)], ids=str)
+def test_a_cta_of_two_gdn_sequences_computes_what_two_ctas_do(plan: FusedPlan) -> None:
+    pytest.importorskip("cutlass")
+    from gdn_fused_compile import run_fused
+
+    _, inputs = inputs_of((70, 130, 0, 40, 33), "slow", heads=(1, 2))
+    want, got = run_fused(plan, inputs), run_fused(plan, inputs, 3)
+    for name, x in want.items():
+        assert torch.equal(got[name], x)
 
 
 def test_what_lies_behind_a_sequence_in_memory_is_not_read() -> None:

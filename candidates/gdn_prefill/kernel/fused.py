@@ -98,8 +98,8 @@ class Fused(Build, Scan, Guard):
             nothing is cut.
         scale : Float32
         pieces : Int32
-            Pieces of all sequences of a head, at most.  As many as sequences is not to cut, and
-            the least.
+            Pieces of all sequences of a head, at most.  As many as sequences or fewer is not to
+            cut: then CTAs take whole sequences, two each if there are half as many.
         A_log, dt_bias : cute.Tensor or None
             Of the gate's activation: fp32 [HV] and [HV, 1].
         stream : CUstream
@@ -164,11 +164,14 @@ class Fused(Build, Scan, Guard):
             # The halves of a head are neighbours, and so are the value heads of a key head: what
             # they share is read at the same time.
             parts = HEAD // plan.rows
-            half, h, n = cta % parts, cta // parts % H, cta // parts // H
-            if n < N:
-                row0, row1 = bounds(CU, n, T)
-                self.whole(at, n, h, half, row0, row1, tidx == 0)
-                jobs = I32(1)
+            half, h, place = cta % parts, cta // parts % H, cta // parts // H
+            each = (N + pieces - 1) // max(pieces, 1)
+            for j in cutlass.range_constexpr(2):
+                n = place * each + j
+                if j < each and n < N:
+                    row0, row1 = bounds(CU, n, T)
+                    self.whole(at, j, n, h, half, row0, row1, tidx == 0)
+                    jobs = I32(j + 1)
         elif cutlass.const_expr(plan.cuts):
             jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
         if tidx == 0:

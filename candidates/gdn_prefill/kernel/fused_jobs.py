@@ -65,11 +65,11 @@ class Jobs(Segments):
         return cute.arch.make_warp_uniform(word)
 
     @cute.jit
-    def whole(self, at, n, h, half, row0, row1, put):
-        """The only job of a CTA that owns a sequence of a head."""
+    def whole(self, at, number, n, h, half, row0, row1, put):
+        """Job ``number`` of a CTA that owns whole sequences of a head."""
         if put:
             self.put_job(
-                at, 0, (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
+                at, number, (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
                         I32(1)),
             )  # fmt: skip
 

@@ -35,6 +35,9 @@ WINDOW, WINDOWS = 32, 16
 SHORTEST = 4
 """Chunks of a piece, on the average: fewer are not worth an early start."""
 
+MANY = 6
+"""Sequences and heads for each SM from which on a CTA takes two: fewer would leave SMs idle."""
+
 TILE_BYTES = 2 * TILE * TILE
 """A block of L or X in fp16; diagonal blocks of L are in fp32, of ``LOWER_PITCH`` a row."""
 
@@ -262,15 +265,18 @@ def pieces_of(bt: int, rows: int, waves: int, T: int, N: int, HV: int, sms: int)
     """Pieces that N sequences of T tokens in all are cut into, at most, for each head.
 
     ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
-    they would be short; N, which is not to cut, where a CTA has 64 rows.
+    they would be short; N, which is not to cut, where a CTA has 64 rows.  Half of N where sequences
+    are so many that a CTA takes two: the second one's chunks are begun behind the first one's.
     """
     if rows < HEAD:
         return N
+    if N * HV >= MANY * sms:
+        return (N + 1) // 2
     return max(min(waves * sms // max(HV, 1), N - 1 + T // (SHORTEST * bt)), N)
 
 
 def span_of(pieces: Any, T: Any, N: Any) -> Any:
-    """Tokens that a piece has at most, if N sequences of T tokens are cut into so many.
+    """Tokens that a piece has at most, if N sequences of T tokens are cut into so many, N or more.
 
     A sequence that begins at row m owns the pieces of its head from ``m // span + n`` on: as many
     as its share of all tokens is worth, and no lengths have to be summed.  Run-time integers too.

@@ -63,7 +63,7 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
 """The same for the fused kernel.
 
-pieces: a Python int, of a head, at least as many as sequences; scratch: fp32, of
+pieces: a Python int, of a head, at least half as many as sequences; scratch: fp32, of
 :class:`candidates._delta_rule.kernel.pieces.Scratch`.
 """
 
