@@ -16,7 +16,7 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation
 from candidates._delta_rule.kernel.options import L2NORM_EPS, Options
 from candidates._delta_rule.kernel.pieces import GUARD
-from candidates.gdn_prefill.kernel.fused_ops import diagonal
+from candidates.gdn_prefill.kernel.fused_ops import diagonal, prefix_sum
 from candidates.gdn_prefill.kernel.fused_plan import PIECE, WINDOW, WINDOWS, FusedPlan
 
 __all__ = ["Guard"]
@@ -63,7 +63,7 @@ class Guard(Activation):
                         place = self.plan.off_guard + 4 * (WINDOWS * i + half * k)
                         op.store_f32(at + warp_id * 4, total, place)
         cute.arch.sync_threads()
-        reach = [self.reach(at, i, boundaries[i]) for i in range(3)]
+        reach = [self.reach(at, i, boundaries[i], lane) for i in range(3)]
         # Keys of window w before boundary i, by all warps; w = 0 is the last one before it.
         warps: cutlass.Constexpr = self.plan.threads // 32
         for turn in cutlass.range_constexpr((3 * WINDOWS + warps - 1) // warps):
@@ -82,9 +82,9 @@ class Guard(Activation):
         out = []
         for i in cutlass.range_constexpr(3):
             _, _, begin, asked = boundaries[i]
-            wild = I32(0)
-            for w in cutlass.range_constexpr(WINDOWS):
-                wild = wild | op.load_i32(at, self.plan.off_guard + 4 * (WINDOWS * (3 + i) + w))
+            place = at + (lane & (WINDOWS - 1)) * 4
+            wild = op.load_i32(place, self.plan.off_guard + 4 * WINDOWS * (3 + i))
+            wild = cute.arch.warp_redux_sync(wild, "max")
             need = min(reach[i] * (WINDOW // PIECE), begin)
             if reach[i] < 0 or wild > 0:
                 need = I32(-1)
@@ -94,16 +94,16 @@ class Guard(Activation):
         return out
 
     @cute.jit
-    def reach(self, at, i: cutlass.Constexpr, boundary):
-        """Windows over which gates forget enough, or that reach the start; or -1."""
+    def reach(self, at, i: cutlass.Constexpr, boundary, lane):
+        """Windows over which gates forget enough, or that reach the start; or -1.  A lane looks at
+        as many windows as its number and one more."""
         begin = boundary[2]
-        out, total = I32(-1), F32(0.0)
-        for w in cutlass.range_constexpr(WINDOWS):
-            total = total + op.load_f32(at, self.plan.off_guard + 4 * (WINDOWS * i + w))
-            if out < 0:
-                if total <= GUARD or (w + 1) * WINDOW >= begin * PIECE:
-                    out = I32(w + 1)
-        return out
+        place = at + (lane & (WINDOWS - 1)) * 4
+        total = prefix_sum(op.load_f32(place, self.plan.off_guard + 4 * WINDOWS * i))
+        enough = total <= GUARD or (lane + 1) * WINDOW >= begin * PIECE
+        found = op.select(enough and lane < WINDOWS, lane, I32(WINDOWS))
+        found = cute.arch.warp_redux_sync(found, "min")
+        return op.select(found < WINDOWS, found + 1, I32(-1))
 
     @cute.jit
     def wild(self, K, B, row, h, G, lane):

@@ -14,7 +14,6 @@ The CTAs of a pair do not talk: each builds what it scans.
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
@@ -69,27 +68,45 @@ class Jobs(Segments):
         """Job ``number`` of a CTA that owns whole sequences of a head."""
         if put:
             self.put_job(
-                at, number, (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
-                        I32(1)),
-            )  # fmt: skip
+                at,
+                number,
+                (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0), I32(1)),
+            )
 
     @cute.jit
     def share(self, K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
         """Describe the jobs of a CTA of a pair; all threads.  How many there are."""
         rank, own = cta & 1, cta & -2
-        a = self.piece(CU, own, pieces, N, T, H)
-        n, h, row0, row1, begin, stop, last, there, inside = a
-        b = self.piece(CU, own + 1, pieces, N, T, H, (row0, row1))
-        n_b, h_b, row0_b, row1_b, begin_b, stop_b, last_b, there_b, inside_b = b
+        # Divisions are long, and this is on everybody's way: no more of them than it takes.
+        h, span = own // pieces, span_of(pieces, T, N)
+        place = own - h * pieces
+        h_b, place_b = h, place + 1
+        if place_b == pieces:
+            h_b = h + 1
+            place_b = I32(0)
+        n, row0, row1, first, length, parts = self.owned(CU, place, h < H, span, N, T)
+        n_b, row0_b, row1_b, first_b, length_b, parts_b = n, row0, row1, first, length, parts
+        if N > 1:
+            n_b, row0_b, row1_b, first_b, length_b, parts_b = self.owned(
+                CU, place_b, h_b < H, span, N, T
+            )
+        # Places in front of the first sequence are nobody's; others may be left over.
+        p, p_b = place - first, place_b - first_b
+        there = h < H and p >= 0 and p < parts
+        there_b = h_b < H and p_b >= 0 and p_b < parts_b
+        last, last_b, inside_b = p + 1 == parts, p_b + 1 == parts_b, there_b and p_b > 0
+        begin, stop = (length * min(max(p + i, 0), parts) // parts for i in range(2))
+        begin_b = op.select(p_b > 0, stop, I32(0))
+        stop_b = length_b * min(max(p_b + 1, 0), parts_b) // parts_b
         same = inside_b
         asked = (
-            (row0, h, begin, there and inside),
+            (row0, h, begin, there and p > 0),
             (row0_b, h_b, begin_b, there_b and inside_b),
             (row0_b, h_b, stop_b, there_b and not last_b),
         )
         left, inner, right = self.guards(K, G, B, at, asked, warp_id, lane)
         exact, merged = left < 0, same and inner < 0
-        flag, jobs, first_b = I32(FREE), I32(1), rank > 0
+        flag, jobs, only_b = I32(FREE), I32(1), rank > 0
         role, role_b, is_map = I32(3), I32(3), I32(0)
         if rank == 0:
             if exact:
@@ -97,7 +114,7 @@ class Jobs(Segments):
         elif merged:
             flag = I32(CONTINUES)
         if exact or merged:
-            first_b = rank > 1
+            only_b = rank > 1
             role = I32(1) << rank
             role_b = role
             if exact:
@@ -141,7 +158,7 @@ class Jobs(Segments):
                     n_b, h_b, row0_b, row1_b, begin_b - max(inner, 0), begin_b, stop_b, role_b,
                     I32(0), target_b, entry + entries.ENTRY,
                 )  # fmt: skip
-                if first_b:
+                if only_b:
                     self.put_job(at, 0, job_b)
                 else:
                     self.put_job(at, 0, job_a)
@@ -159,26 +176,20 @@ class Jobs(Segments):
         return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
 
     @cute.jit
-    def piece(self, CU, number, pieces, N, T, H, only=None):
-        """Sequence, head, first row and row behind the last of it, first PIECE and PIECE behind
-        the last, whether it is the last piece, whether it exists, and whether not the first."""
-        h, place, span = number // pieces, number % pieces, span_of(pieces, T, N)
+    def owned(self, CU, place, ask, span, N, T):
+        """The sequence that a place of the line of a head is, or is behind, or -1: number, first
+        row and row behind its last, first place, PIECEs, and pieces of it."""
         n, row0, row1 = I32(-1), I32(0), I32(0)
-        if h < H:
+        if ask:
             if N == 1:
                 n = I32(0)
-                if cutlass.const_expr(only is None):
-                    row0, row1 = bounds(CU, n, T)
-                else:  # another piece has found them
-                    row0, row1 = only
+                row0, row1 = bounds(CU, n, T)
             else:
                 n, row0, row1 = owner(CU, place, T, span, 1)
         n, row0, row1 = (cute.arch.make_warp_uniform(x) for x in (n, row0, row1))
-        # Places in front of the first sequence are nobody's; others may be left over.
-        p = place - row0 // span - n
         length = (row1 - row0 + PIECE - 1) // PIECE
         parts = max(min(parts_of(row0, row1, span), length // 2), 1)
-        begin = length * min(p, parts) // parts
-        stop = length * min(p + 1, parts) // parts
-        there = n >= 0 and p >= 0 and p < parts
-        return n, h, row0, row1, begin, stop, p + 1 == parts, there, there and p > 0
+        first = row0 // span + n
+        if n < 0:
+            first = place + 1  # nobody's
+        return n, row0, row1, first, length, parts
