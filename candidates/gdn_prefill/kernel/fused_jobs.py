@@ -80,20 +80,18 @@ class Jobs(Segments):
         # Divisions are long, and this is on everybody's way: no more of them than it takes.
         h, span = own // pieces, span_of(pieces, T, N)
         place = own - h * pieces
-        h_b, place_b = h, place + 1
+        h_b, place_b, inside_line = h, place + 1, own + 1 < H * pieces
         if place_b == pieces:
-            h_b = h + 1
+            h_b = min(h + 1, H - 1)  # gates are read of it, be there a piece or not
             place_b = I32(0)
-        n, row0, row1, first, length, parts = self.owned(CU, place, h < H, span, N, T)
+        n, row0, row1, first, length, parts = self.owned(CU, place, span, N, T)
         n_b, row0_b, row1_b, first_b, length_b, parts_b = n, row0, row1, first, length, parts
         if N > 1:
-            n_b, row0_b, row1_b, first_b, length_b, parts_b = self.owned(
-                CU, place_b, h_b < H, span, N, T
-            )
+            n_b, row0_b, row1_b, first_b, length_b, parts_b = self.owned(CU, place_b, span, N, T)
         # Places in front of the first sequence are nobody's; others may be left over.
         p, p_b = place - first, place_b - first_b
-        there = h < H and p >= 0 and p < parts
-        there_b = h_b < H and p_b >= 0 and p_b < parts_b
+        there = p >= 0 and p < parts
+        there_b = inside_line and p_b >= 0 and p_b < parts_b
         last, last_b, inside_b = p + 1 == parts, p_b + 1 == parts_b, there_b and p_b > 0
         begin, stop = (length * min(max(p + i, 0), parts) // parts for i in range(2))
         begin_b = op.select(p_b > 0, stop, I32(0))
@@ -176,16 +174,14 @@ class Jobs(Segments):
         return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
 
     @cute.jit
-    def owned(self, CU, place, ask, span, N, T):
+    def owned(self, CU, place, span, N, T):
         """The sequence that a place of the line of a head is, or is behind, or -1: number, first
         row and row behind its last, first place, PIECEs, and pieces of it."""
-        n, row0, row1 = I32(-1), I32(0), I32(0)
-        if ask:
-            if N == 1:
-                n = I32(0)
-                row0, row1 = bounds(CU, n, T)
-            else:
-                n, row0, row1 = owner(CU, place, T, span, 1)
+        n, row0, row1 = I32(0), I32(0), I32(0)
+        if N == 1:
+            row0, row1 = bounds(CU, n, T)
+        else:
+            n, row0, row1 = owner(CU, place, T, span, 1)
         n, row0, row1 = (cute.arch.make_warp_uniform(x) for x in (n, row0, row1))
         length = (row1 - row0 + PIECE - 1) // PIECE
         parts = max(min(parts_of(row0, row1, span), length // 2), 1)
