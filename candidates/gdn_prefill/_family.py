@@ -10,7 +10,6 @@ from candidates._base import Build, Family, Runnable, Schedule
 from candidates._delta_rule.sources import source_hash
 from candidates.gdn_prefill import space
 from candidates.gdn_prefill.cost import modelled_us
-from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
 from operations import Inputs, Workload
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class GdnPrefillFamily(Family):
         from candidates.gdn_prefill import emulate
 
         if space.is_fused(schedule):  # chunks of a split one of the same length
-            schedule = space.GdnSchedule(FUSED_BT).schedule()
+            schedule = space.GdnSchedule(int(schedule["bt"])).schedule()
         return emulate.largest_exponent(schedule, inputs)
 
     def modelled_us(self, schedule: Schedule, workload: Workload) -> float:

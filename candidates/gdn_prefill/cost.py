@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from candidates._base import Schedule
 from candidates._delta_rule.cost import H200, Constants, makespan, prep_us, scan_us
 from candidates._delta_rule.kernel.image import HEAD, slots
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, pieces_of
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, parts_of, pieces_of, span_of
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 from candidates.gdn_prefill.space import FusedSchedule, GdnSchedule, is_fused
 
@@ -30,15 +30,16 @@ _SCORE_INSTRUCTIONS = 8.0
 """The same per element of a 16 x 8 tile of scores: its exponent, factors, selection, store."""
 
 
-_FUSED_STEP_US = {64: 1.3, 128: 2.1}
-"""One chunk of the fused kernel in one CTA, by value rows; estimates.
+_SCAN_STEP_US, _BUILD_US = {(64, 64): 1.2, (64, 128): 1.9, (32, 128): 1.0}, {64: 4.6, 32: 2.1}
+"""What the fused kernel takes for a chunk: its scan, by tokens and value rows, and a builder, by
+tokens; builders take turns, so that a step is the longer of the two.
 
-KDA's step at 64 tokens and 64 rows was measured at 1.08 us.  Here it has four products of 64
-columns more, 0.07; the builders' products are 0.15 to 0.3 on the same tensor cores, and 128 rows
-take 1.6 times as long as 64, as measured at 32 tokens."""
+Measured on an H200 on 2026-11-30: 4.6 us a chunk of 64 tokens with 128 rows, where one builder is
+what binds, and 2.7 with 64 rows and two of them.  The rest is estimated: KDA's steps for the scan,
+and for 32 tokens a builder's instructions on its longest path."""
 
-_FUSED_WARM = 2
-"""Chunks of early start at gates of models, on the average of heads; an assumption."""
+_FUSED_WARM = 128
+"""Tokens of early start at gates of models, on the average of heads; an assumption."""
 
 
 def modelled_us(schedule: Schedule, workload: Workload, constants: Constants = H200) -> float:
@@ -78,19 +79,24 @@ def _fused(
 ) -> dict[str, float]:
     """Pieces over the SMs, one CTA to each; at gates under which every piece may start early."""
     tokens, sequences = sum(lengths), len(lengths)
-    pieces = pieces_of(view.rows, view.waves, tokens, sequences, value_heads, constants.sms)
+    step = max(_SCAN_STEP_US[view.bt, view.rows], _BUILD_US[view.bt] / view.builders)
+    pieces = pieces_of(
+        view.bt, view.rows, view.waves, tokens, sequences, value_heads, constants.sms
+    )
     durations: list[float] = []
+    span, row = span_of(max(pieces, sequences), tokens, sequences), 0
     for length in lengths:
-        parts = max(min(pieces, -(-length // PIECE) // 2), 1)
+        parts = max(min(parts_of(row, row + length, span), -(-length // PIECE) // 2), 1)
+        row += length
         for part in range(parts):
-            chunks = math.ceil(length / parts / BT) + (_FUSED_WARM if part else 0)
-            duration = constants.fused_cta_us + chunks * _FUSED_STEP_US[view.rows]
+            tokens_here = length / parts + (_FUSED_WARM if part else 0)
+            duration = constants.fused_cta_us + math.ceil(tokens_here / view.bt) * step
             durations += [duration] * (value_heads * HEAD // view.rows)
     moved = tokens * (4 * (heads + value_heads) * HEAD + 8 * value_heads)
     moved += 2 * sequences * value_heads * HEAD * HEAD * 4
     busy = max(makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
     out = {"gdn_fused": constants.launch_us + busy}
-    if pieces > 1:
+    if pieces > sequences:
         out["gdn_fixup"] = constants.fixup_us
     return out
 

@@ -27,7 +27,14 @@ from candidates._delta_rule.emulate import (
     triangular_inverse,
 )
 from candidates._delta_rule.kernel.pieces import GUARD
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, REACHES, pieces_of
+from candidates.gdn_prefill.kernel.fused_plan import (
+    PIECE,
+    WINDOW,
+    WINDOWS,
+    parts_of,
+    pieces_of,
+    span_of,
+)
 from candidates.gdn_prefill.space import FusedSchedule
 
 __all__ = ["SMS", "emulate", "warm_up"]
@@ -42,24 +49,26 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     final, scale = initial_state(inputs), float(inputs["scale"])
     T, HV = inputs["v"].shape[:2]
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
-    pieces = pieces_of(view.rows, view.waves, T, len(spans), HV, SMS)
+    pieces = pieces_of(view.bt, view.rows, view.waves, T, len(spans), HV, SMS)
+    span = span_of(max(pieces, len(spans)), T, len(spans))
     o = torch.zeros_like(inputs["v"])
     for n, (begin, end) in enumerate(spans):
         length = -(-(end - begin) // PIECE)
-        parts = max(min(pieces, length // 2), 1)
+        parts = max(min(parts_of(begin, end, span), length // 2), 1)
         if parts == 1:
-            final[n], out = _walk(_Chunks.of(inputs, begin, end, scale), final[n], scale)
+            final[n], out = _walk(_Chunks.of(inputs, view.bt, begin, end, scale), final[n], scale)
             o[begin:end] = out[: end - begin].to(o.dtype)
             continue
         for h in range(HV):
-            first = (n * HV + h) * pieces
-            last, out = _pieces(inputs, begin, end, h, parts, first, final[n, h], scale)
+            first = h * pieces + begin // span + n
+            last, out = _pieces(inputs, view.bt, begin, end, h, parts, first, final[n, h], scale)
             final[n, h], o[begin:end, h] = last, out.to(o.dtype)
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
 
 
 def _pieces(
     inputs: Mapping[str, Any],
+    bt: int,
     begin: int,
     end: int,
     h: int,
@@ -75,7 +84,7 @@ def _pieces(
 
     def walk(start: int, at: int, stop: int, from_: Tensor, values: bool = True) -> Any:
         rows = begin + start * PIECE, min(begin + stop * PIECE, end)
-        chunks = _Chunks.of(inputs, *rows, scale, h, values)
+        chunks = _Chunks.of(inputs, bt, *rows, scale, h, values)
         last, out = _walk(chunks, from_[None], scale)
         return last[0], out[(at - start) * PIECE : rows[1] - rows[0], 0]
 
@@ -99,18 +108,17 @@ def warm_up(inputs: Mapping[str, Any], row: int, h: int, begin: int) -> int:
     heads = inputs["v"].shape[1]
     key_head = h // (heads // inputs["k"].shape[1])
     at, total = row + begin * PIECE, 0.0
-    for reach in range(1, REACHES[-1] + 1):
-        window = slice(max(at - reach * BT, row), max(at - (reach - 1) * BT, row))
+    for reach in range(1, WINDOWS + 1):
+        window = slice(max(at - reach * WINDOW, row), max(at - (reach - 1) * WINDOW, row))
         total += float(inputs["g"][window, h].clamp(max=0.0).sum())
-        if reach in REACHES:
-            if reach * BT >= begin * PIECE:
-                return begin
-            if total <= GUARD:
-                rows = slice(at - reach * BT, at)
-                square = inputs["k"][rows, key_head].float().square().sum(-1)
-                beta = inputs["beta"][rows, h]
-                tame = bool(((beta >= 0) & (beta * square <= 2)).all())
-                return reach * (BT // PIECE) if tame else -1
+        if reach * WINDOW >= begin * PIECE:
+            return begin
+        if total <= GUARD:
+            rows = slice(at - reach * WINDOW, at)
+            square = inputs["k"][rows, key_head].float().square().sum(-1)
+            beta = inputs["beta"][rows, h]
+            tame = bool(((beta >= 0) & (beta * square <= 2)).all())
+            return reach * (WINDOW // PIECE) if tame else -1
     return -1
 
 
@@ -133,27 +141,28 @@ class _Chunks:
     def of(
         cls,
         inputs: Mapping[str, Any],
+        bt: int,
         begin: int,
         end: int,
         scale: float,
         head: int | None = None,
         values: bool = True,
     ) -> _Chunks:
-        """Rows ``begin`` to ``end``, of all value heads or of one; without ``values`` these are
-        0."""
+        """Rows ``begin`` to ``end`` in chunks of ``bt``, of all value heads or of one; without
+        ``values`` these are 0."""
         heads = inputs["v"].shape[1]
-        missing = -(end - begin) % BT
+        missing = -(end - begin) % bt
 
         def take(name: str) -> Tensor:
             x = inputs[name][begin:end].float()
             x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-            x = x.view(-1, BT, *x.shape[1:]).transpose(1, 2)
+            x = x.view(-1, bt, *x.shape[1:]).transpose(1, 2)
             x = x.repeat_interleave(heads // max(x.shape[1], 1), 1)
             return x if head is None else x[:, head : head + 1]
 
         q, k, v, g, beta = (take(name) for name in ("q", "k", "v", "g", "beta"))
         b = g.clamp(min=GATE_FLOOR).cumsum(-1)
-        lower = torch.ones(BT, BT).tril().bool()
+        lower = torch.ones(bt, bt).tril().bool()
         weights = exp((b.unsqueeze(-1) - b.unsqueeze(-2)).masked_fill(~lower, 0.0))
         keys = k.transpose(-1, -2)
         akk = ((k @ keys) * (weights * beta.unsqueeze(-1))).masked_fill(~lower.tril(-1), 0.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from candidates._base import Parameter, Schedule, Value
 from candidates._delta_rule.kernel.image import HEAD, unroll_of
 from candidates._delta_rule.space import SHARED_MEMORY_BYTES, scan_problems
-from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import BUILDERS, FusedPlan
 from candidates.gdn_prefill.kernel.prep_plan import Plan
 
 __all__ = [
@@ -41,7 +41,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         "bt",
         (16, 32, 64),
         "tokens per chunk: more of them make fewer serial steps and more work in each",
-        _SPLIT,
     ),
     Parameter(
         "segments",
@@ -55,6 +54,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         (1, 2, 4),
         "pieces of all sequences, in CTAs for each SM: more balance better and warm up more often",
         {"form": ("fused",), "rows": (128,)},
+    ),
+    Parameter(
+        "builders",
+        (2, 3),
+        "warpgroups that take turns at making chunks: more hide more latency, and leave the scan "
+        "fewer registers",
+        {"form": ("fused",), "bt": (32,)},
     ),
 )
 
@@ -103,22 +109,38 @@ class FusedSchedule:
         Value rows per CTA.
     waves : int
         CTAs per SM that the sequences are cut into pieces for; with 64 rows they are not cut.
+    bt : int
+        Tokens per chunk.
+    builders : int
+        Building warpgroups; as many as there can be if 0.
     """
 
     rows: int
     waves: int = 1
+    bt: int = 64
+    builders: int = 0
+
+    def __post_init__(self) -> None:
+        if self.builders == 0:
+            object.__setattr__(self, "builders", BUILDERS.get((self.bt, self.rows), 1))
 
     @classmethod
     def of(cls, schedule: Schedule) -> FusedSchedule:
         """View a :class:`candidates.Schedule` of this family."""
         values = schedule.as_dict()
-        return cls(int(values["rows"]), int(values.get("waves", 1)))
+        rows, waves, bt, builders = (
+            int(values.get(name, other))
+            for name, other in (("rows", 0), ("waves", 1), ("bt", 0), ("builders", 0))
+        )
+        return cls(rows, waves, bt, builders)
 
     def schedule(self) -> Schedule:
         """The same point as a :class:`candidates.Schedule`."""
-        values: dict[str, Value] = {"form": "fused", "rows": self.rows}
+        values: dict[str, Value] = {"form": "fused", "bt": self.bt, "rows": self.rows}
         if self.rows == HEAD:
             values["waves"] = self.waves
+        if self.bt == 32:
+            values["builders"] = self.builders
         return Schedule.of(PARAMETERS, values)
 
 
@@ -135,7 +157,11 @@ def gate_bound(schedule: Schedule) -> float | None:
 def problems(schedule: Schedule) -> tuple[str, ...]:
     """Budgets that the schedule breaks, each in one line; empty if it can be built."""
     if is_fused(schedule):
-        size = FusedPlan(FusedSchedule.of(schedule).rows).smem_bytes
+        fused = FusedSchedule.of(schedule)
+        try:
+            size = FusedPlan(fused.bt, fused.rows, fused.builders).smem_bytes
+        except ValueError as error:
+            return (str(error),)
         if size <= SHARED_MEMORY_BYTES:
             return ()
         return (f"{size} bytes of shared memory, {SHARED_MEMORY_BYTES} are there",)
@@ -160,9 +186,11 @@ def _whole_space() -> Iterator[GdnSchedule | FusedSchedule]:
         for segments in choices["segments"]:
             for rows in choices["rows"]:
                 yield GdnSchedule(int(bt), int(segments), int(rows))
-    yield FusedSchedule(64)
-    for waves in choices["waves"]:
-        yield FusedSchedule(HEAD, int(waves))
+    for bt in choices["bt"]:
+        for builders in choices["builders"] if bt == 32 else (0,):
+            yield FusedSchedule(64, 1, int(bt), int(builders))
+            for waves in choices["waves"]:
+                yield FusedSchedule(HEAD, int(waves), int(bt), int(builders))
 
 
 def _full() -> tuple[Schedule, ...]:
@@ -183,6 +211,7 @@ def _quickstart() -> tuple[Schedule, ...]:
         GdnSchedule(32, 1, 128),
         FusedSchedule(64),
         FusedSchedule(HEAD),
+        FusedSchedule(HEAD, 1, 32),
     )
     return tuple(point.schedule() for point in points)
 

@@ -6,43 +6,53 @@ import functools
 import random
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from fused_compile import FIXUP_PARTS, input_of
 from kept import Kept, compile_kept
-from operand_places import along_channels, channels_as_columns
+from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, Program
 
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.toolchain import require_dsl
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 
 
 @functools.cache
-def compiled_fused(rows: int, with_state: bool, options: Options = PLAIN) -> Kept:
+def compiled_fused(plan: FusedPlan, with_state: bool, options: Options = PLAIN) -> Kept:
     """One variant and, if it cuts, its fix-up."""
     require_dsl()
     from candidates.gdn_prefill.kernel import host
     from candidates.gdn_prefill.kernel.config import FusedConfig
 
-    return compile_kept(*host.fused_job(FusedConfig(rows), with_state, options))
+    config = FusedConfig(plan.rows, bt=plan.bt, builders=plan.builders)
+    return compile_kept(*host.fused_job(config, with_state, options))
 
 
 def _parts(plan: FusedPlan) -> dict[int, Part]:
     """Where operands stand in shared memory, by number of columns."""
+
+    def narrow(first: int, k: np.ndarray, n: np.ndarray) -> np.ndarray:
+        """Inputs, or a matrix of 32 tokens, which has rows of 64 bytes."""
+        if first < plan.off_slot:
+            return along_channels(first, k, n)
+        return swizzled(first + n * 64 + k * 2, 3)
+
     return {
+        32: Part(0, plan.smem_bytes, narrow),
         64: Part(0, plan.smem_bytes, along_channels),
-        128: Part(0, plan.smem_bytes, channels_as_columns(BT)),
+        128: Part(0, plan.smem_bytes, channels_as_columns(2 * plan.bt)),
     }
 
 
 def run_fused(
-    rows: int,
+    plan: FusedPlan,
     inputs: Mapping[str, Any],
-    pieces: int = 1,
+    pieces: int = 0,
     order: int | None = None,
     offsets: list[int] | None = None,
     flags: list[int] | None = None,
@@ -52,24 +62,23 @@ def run_fused(
 
     Parameters
     ----------
-    rows : int
+    plan : FusedPlan
         The variant.
     inputs : Mapping
         As an operation generates them.
     pieces : int
-        Per sequence, at most.
+        Of a head; as many as there are sequences if 0.
     order : int, optional
         Seed of a random order of warps.
     offsets : list of int, optional
         Passed instead of the inputs' own.
     flags : list of int, optional
-        Takes the flag of each piece, of which there have to be several for each sequence.
+        Takes the flag of each piece, if sequences are cut.
     options : Options
         The form of ``inputs``.
     """
-    plan = FusedPlan(rows, options.l2norm)
     state = inputs["initial_state"]
-    ptx = compiled_fused(rows, state is not None, options).ptx
+    ptx = compiled_fused(plan, state is not None, options).ptx
     T, H = inputs["v"].shape[:2]
     raw = inputs["cu_seqlens"].tolist() if offsets is None else offsets
     N = len(raw) - 1
@@ -89,23 +98,25 @@ def run_fused(
         parameters.append(tensor(bits.numpy(), (N, H), (H * HEAD * HEAD,)))
     parameters.append(tensor(o, (T, H), (H * HEAD,)))
     parameters.append(tensor(final, (N, H), (H * HEAD * HEAD,)))
-    words = Scratch(N * H * pieces).words(T, H) if pieces > 1 else 1
+    pieces, cut = pieces or N, pieces > N
+    words = Scratch(H * pieces).words(T, H) if cut else 1
     room = np.full(words, np.nan, np.float32)
     scratch = tensor(room, (words,), ())
-    fixing = [*parameters[-2:], scratch, struct.pack("<i", N * H * pieces)]
+    fixing = [*parameters[-2:], scratch, struct.pack("<i", H * pieces)]
     parameters += [scratch, struct.pack("<f", inputs["scale"]), struct.pack("<i", pieces)]
     if options.raw_gate:
         parameters.append(tensor(inputs["A_log"].numpy(), (H,), ()))
     if options.bias:
         parameters.append(tensor(inputs["dt_bias"].numpy(), (H,), ()))
-    count = max(N, 1) * H * pieces * (HEAD // rows)
-    if pieces > 1:
+    count = max(pieces, 1) * H * (HEAD // plan.rows)
+    if cut:
         count = (count + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
+    plan = replace(plan, l2norm=options.l2norm)
     program, size = Program(ptx, "gdn_fused"), plan.smem_bytes
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()
-    if pieces > 1:
+    if cut:
         from candidates._delta_rule.kernel.fixup import SMEM_BYTES
 
         fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES

@@ -94,12 +94,13 @@ def test_packed_call_passes_tensors_in_the_order_of_the_abi(launched: list[Any])
 
 def test_scratch_is_new_in_each_call_and_one_segment_needs_one(launched: list[Any]) -> None:
     x = tensors()
-    for _ in range(2):
-        gdn_prefill(**x)
-    (config, _, _, first), (_, _, _, second) = launched
-    assert config == DEFAULT
-    assert first[9].data_ptr() != second[9].data_ptr()
-    assert first[10] is None
+    for schedule in (Config(32), None):
+        for _ in range(2):
+            gdn_prefill(**x, schedule=schedule)
+    assert [config for config, *_ in launched] == [Config(32)] * 2 + [DEFAULT] * 2
+    for (_, _, _, first), (_, _, _, second) in zip(launched[::2], launched[1::2], strict=True):
+        assert first[9].data_ptr() != second[9].data_ptr()
+    assert launched[0][3][10] is None
 
 
 def test_batch_without_offsets_is_equal_sequences(launched: list[Any]) -> None:
@@ -129,7 +130,7 @@ def test_what_the_caller_leaves_to_the_kernel_is_passed_on(launched: list[Any]) 
         "softplus", "bfloat16", True, "bfloat16", True, True, "bfloat16", None, "int64"
     )
     assert args[8] is None
-    assert args[11] == 0.0
+    assert args[10:12] == (0.0, 2)  # scale, pieces
     assert args[12] is A_log
     assert args[13].shape == (4, 1)
     assert args[13].data_ptr() == dt_bias.data_ptr()
@@ -158,7 +159,8 @@ def test_results_may_be_given_and_a_state_updated_in_place_with_one_segment(
 ) -> None:
     x, state = tensors(), states()
     out = torch.empty_like(x["v"])
-    o, final = gdn_prefill(**x, initial_state=state, out=out, final_state=state)
+    one = Config(32)
+    o, final = gdn_prefill(**x, initial_state=state, out=out, final_state=state, schedule=one)
     assert o is out
     assert final is state
     with pytest.raises(ValueError, match="final_state shares memory with initial_state"):
@@ -266,7 +268,7 @@ def test_a_call_like_one_before_is_checked_no_more_and_the_same(
     for other in others:
         assert len(other) == len(first)
         assert other[0] is x["q"]
-        assert other[11] == 0.5
+        assert other[10:12] == (0.5, 2)  # scale, pieces
         assert other[13].shape == (4, 1)
         assert other[9].data_ptr() != first[9].data_ptr()
 

@@ -29,13 +29,20 @@ OPERATION = operations.get("gdn_prefill")
 REGIMES = (
     "slow", "mixed_heads", "one_hot_state", "similar_keys", "sweep_A2", "constant_2", "scattered",
 )  # fmt: skip
-CONFIGS = (FusedConfig(64), FusedConfig(128), FusedConfig(128, 4))
+CONFIGS = (
+    FusedConfig(64),
+    FusedConfig(128),
+    FusedConfig(128, 4),
+    FusedConfig(128, 1, 32),
+    FusedConfig(128, 4, 32, 2),
+)
 
 
 WORKLOADS = (
     shape("ragged", 1, 3, (2047, 1, 3000)),
     shape("empty", 1, 3, (0, 0, 37, 0, 1, 130, 0)),
     shape("odd-pieces", 5, 5, (5000,)),
+    shape("halves", 2, 4, (4096, 2048, 1024, 512, 256, 128, 64, 63, 1)),
     shape("across-sequences", 1, 7, (3000, 77, 1500)),
     shape("many-segments", 1, 1, (16384,)),
     shape("no-state", 1, 2, (100, 0, 900), initial_state=False),
@@ -133,7 +140,7 @@ def test_a_gdn_state_is_updated_in_place_by_ctas_of_64_rows() -> None:
 def test_two_streams_do_not_share_the_fused_scratch_of_gdn() -> None:
     workload = shape("long", 1, 2, (3000,))
     cases = [inputs_of(workload, regime) for regime in ("slow", "mixed_heads")]
-    assert_streams_share_nothing(lambda x: gdn_prefill(**x, schedule=CONFIGS[1]), cases, times=100)
+    assert_streams_share_nothing(lambda x: gdn_prefill(**x, schedule=CONFIGS[3]), cases, times=100)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

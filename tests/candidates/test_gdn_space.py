@@ -35,8 +35,8 @@ def test_the_operation_finds_its_family() -> None:
 
 def test_presets_hold_what_can_be_built_in_the_same_order_every_time() -> None:
     assert FAMILY.presets() == ("gdn_prefill", "quickstart")
-    assert (len(FULL), len(QUICK)) == (24, 10)
-    assert len(set(FULL)) == 24
+    assert (len(FULL), len(QUICK)) == (30, 11)
+    assert len(set(FULL)) == 30
     assert set(QUICK) <= set(FULL)
     assert [s for s in FULL if FAMILY.problems(s)] == []
     assert FAMILY.offered("gdn_prefill") == FULL
@@ -60,7 +60,9 @@ def test_a_schedule_is_its_typed_view_and_its_configuration() -> None:
     for schedule in (s for s in FULL if is_fused(s)):
         fused = FusedSchedule.of(schedule)
         assert fused.schedule() == schedule
-        assert schedule_of(schedule.as_dict()) == FusedConfig(fused.rows, fused.waves)
+        assert schedule_of(schedule.as_dict()) == FusedConfig(
+            fused.rows, fused.waves, fused.bt, fused.builders
+        )
     for schedule in (s for s in FULL if not is_fused(s)):
         view = GdnSchedule.of(schedule)
         assert view.schedule() == schedule
@@ -81,7 +83,9 @@ def test_a_schedule_is_its_typed_view_and_its_configuration() -> None:
         ({"form": "fused", "rows": 32}, "rows=32"),
         ({"form": "fused", "rows": 64, "waves": 2}, "does not cut"),
         ({"form": "fused", "rows": 128, "waves": 0}, "waves=0"),
-        ({"form": "fused", "bt": 64}, "no 'bt'"),
+        ({"form": "fused", "bt": 64}, "needs 'rows'"),
+        ({"form": "fused", "rows": 64, "bt": 32}, "bt=32 rows=64"),
+        ({"form": "fused", "rows": 128, "bt": 32, "builders": 4}, "builders=4"),
     ],
 )
 def test_configurations_that_do_not_exist_are_refused_by_name(values: dict, message: str) -> None:

@@ -26,7 +26,7 @@ FORMS = {
     "kda in four segments": (
         "kda_prefill", "form=split bt=32 anchor=mid segments=4 rows=64",
     ),
-    "gdn fused": ("gdn_prefill", "form=fused rows=128 waves=1"),
+    "gdn fused": ("gdn_prefill", "form=fused bt=32 rows=128 waves=1 builders=3"),
     "gdn in four segments": ("gdn_prefill", "form=split bt=32 segments=4 rows=64"),
 }  # fmt: skip
 CALL = """

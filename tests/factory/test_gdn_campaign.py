@@ -35,7 +35,7 @@ def test_the_quickstart_goes_through_the_funnel_and_ranks_what_passed(tmp_path: 
     found = launched(tmp_path, "--clock", "modelled", "--budget", "1", "--workers", "1")
     assert found["clock"] == "modelled"
     assert (found["finished"], found["passed"]) == (1, 1)
-    assert found["offered"] == 10
+    assert found["offered"] == 11
     (row,) = found["ranked"]
     assert row["schedule"]["form"] in ("split", "fused")
     assert found["winner"] is None  # a model names none
@@ -45,4 +45,4 @@ def test_the_quickstart_goes_through_the_funnel_and_ranks_what_passed(tmp_path: 
 def test_every_schedule_of_the_quickstart_passes(tmp_path: Path) -> None:
     pytest.importorskip("cutlass")
     found = launched(tmp_path, "--clock", "modelled")
-    assert (found["finished"], found["passed"]) == (10, 10)
+    assert (found["finished"], found["passed"]) == (11, 11)

@@ -109,7 +109,7 @@ def ragged_survey(CU: cute.Tensor, T):
 
 
 @cute.jit
-def owner(CU: cute.Tensor, place, T, span: cutlass.Constexpr, weight: cutlass.Constexpr):
+def owner(CU: cute.Tensor, place, T, span, weight: cutlass.Constexpr):
     """The last sequence n that begins at or before ``place``, its first row and that past its last.
 
     Sequence n is rows ``[m_n, m_{n+1})`` and begins at ``m_n // span + weight n``.  -1 if there is

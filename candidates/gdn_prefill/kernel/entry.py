@@ -152,9 +152,9 @@ def prepare(
         function = compiled(config, initial_state is not None, options)
     if isinstance(config, FusedConfig):
         pieces = config.pieces(T, N, HV, sms(v.device))
-        words = Scratch(N * HV * pieces).words(T, HV) if pieces > 1 else 1
-        if words > arguments.MAX_ROWS:  # sizes are int32: one piece is right, and needs none
-            words = pieces = 1
+        words = Scratch(HV * pieces).words(T, HV) if pieces > N else 1
+        if words > arguments.MAX_ROWS:  # sizes are int32: not to cut is right, and needs none
+            words, pieces = 1, N
         return _fused_call(function, words, pieces, v.device)
     scratch = [(shape, getattr(torch, name)) for shape, name in workspace(config, T, N, HV)]
     return _split_call(function, scratch, v.device)

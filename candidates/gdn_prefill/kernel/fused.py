@@ -1,17 +1,17 @@
 """Gated DeltaNet prefill in one kernel: each CTA makes the matrices of its chunks and scans them.
 
 The gate is one number for each token and value head, so that nothing of the size of an input has
-to be rescaled: tiles of K, Q and V are operands as they lie in memory, and chunks are of 64 tokens
-whatever the gates.  With b the inclusive sum of a chunk's log gates,
+to be rescaled: tiles of K, Q and V are operands as they lie in memory, and chunks are of 32 or 64
+tokens whatever the gates.  With b the inclusive sum of a chunk's log gates,
 
     Akk = K K^T e^(b_i - b_j)      Aqk = Q K^T e^(b_i - b_j)      (on and below the diagonal)
     X = (I + strict_lower(diag(beta) Akk))^-1
-    X' = diag(e^(b_64 - b)) X diag(beta)          A' = scale Aqk X diag(beta)
+    X' = diag(e^(b_BT - b)) X diag(beta)          A' = scale Aqk X diag(beta)
 
 are made by the building warpgroups, and the scanning ones walk
 
     R = V - diag(e^b) (K S)        O = scale diag(e^b) (Q S) + A' R
-    S <- e^b_64 S + K^T (X' R)
+    S <- e^b_BT S + K^T (X' R)
 
 so that both matrices act on R.  No exponent is positive.
 """
@@ -33,7 +33,7 @@ from candidates._delta_rule.kernel.ragged import bounds, clear_uncovered, offset
 from candidates._delta_rule.kernel.step import product
 from candidates.gdn_prefill.kernel.fused_build import Build
 from candidates.gdn_prefill.kernel.fused_guard import Guard
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 from candidates.gdn_prefill.kernel.fused_scan import Scan
 
 __all__ = ["Fused"]
@@ -46,16 +46,17 @@ class Fused(Build, Scan, Guard):
 
     Parameters
     ----------
-    rows : int
-        Value rows of a CTA: 64 or 128.
+    bt, rows, builders : int
+        Tokens of a chunk, value rows of a CTA, building warpgroups; see
+        :class:`.fused_plan.FusedPlan`.
     options : Options
         The form of the arguments.
     """
 
-    def __init__(self, rows: int, options: Options = PLAIN) -> None:
-        self.plan = FusedPlan(rows, options.l2norm)
+    def __init__(self, bt: int, rows: int, builders: int, options: Options = PLAIN) -> None:
+        self.plan = FusedPlan(bt, rows, builders, options.l2norm)
         self.options = options
-        self.name = f"gdn_fused_r{rows}{options.suffix}"
+        self.name = f"gdn_fused_t{bt}_r{rows}_b{builders}{options.suffix}"
 
     @cute.jit
     def __call__(
@@ -91,31 +92,32 @@ class Fused(Build, Scan, Guard):
         S0 : cute.Tensor or None
             Initial states [N, HV, 128, 128], value-major; None is zero.
         S : cute.Tensor or None
-            Final states; may be S0 if ``pieces`` is 1.
+            Final states; may be S0 if nothing is cut.
         X : cute.Tensor
             Scratch of :class:`candidates._delta_rule.kernel.pieces.Scratch`, fp32; any size if
-            ``pieces`` is 1.
+            nothing is cut.
         scale : Float32
         pieces : Int32
-            Pieces per sequence, at most; 1 or more, and 1 with 64 rows.
+            Pieces of all sequences of a head, at most.  As many as sequences or fewer is not to
+            cut: then CTAs take whole sequences, two each if there are half as many.
         A_log, dt_bias : cute.Tensor or None
             Of the gate's activation: fp32 [HV] and [HV, 1].
         stream : CUstream
         """
         plan = self.plan
-        mma_t, mma_t0 = (product(OperandMajorMode.K, BT) for _ in range(2))
+        mma_t, mma_t0 = (product(OperandMajorMode.K, plan.bt) for _ in range(2))
         mma_s = product(OperandMajorMode.MN, HEAD)
         mma_b, mma_b0 = (
             sm90.make_trivial_tiled_mma(
-                BF16, BF16, OperandMajorMode.K, OperandMajorMode.K, F32, (1, 1, 1), (64, BT)
+                BF16, BF16, OperandMajorMode.K, OperandMajorMode.K, F32, (1, 1, 1), (64, plan.bt)
             )
             for _ in range(2)
         )
         self.kernel.set_name_prefix(self.name, keep_mangled_name=False, remove_cutlass_symbol=True)
         if V.shape[1] > 0:
             N = CU.shape[0] - 1
-            ctas = max(N, 1) * pieces * V.shape[1] * (HEAD // plan.rows)
-            if pieces > 1:
+            ctas = max(pieces, 1) * V.shape[1] * (HEAD // plan.rows)
+            if pieces > N:
                 ctas = (ctas + 1) // 2 * 2
             self.kernel(
                 Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, mma_t,
@@ -155,20 +157,21 @@ class Fused(Build, Scan, Guard):
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_warp()
         self.clear_slots(at, tidx, plan.threads)
-        covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
-        clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)
-
-        total = N * H * pieces
+        clearing = CU, O, T, H, N, cta, warp_id, lane
+        total = H * pieces
         jobs = I32(0)
-        if pieces == 1:
+        if pieces <= N:
             # The halves of a head are neighbours, and so are the value heads of a key head: what
             # they share is read at the same time.
             parts = HEAD // plan.rows
-            half, h, n = cta % parts, cta // parts % H, cta // parts // H
-            if n < N:
-                row0, row1 = bounds(CU, n, T)
-                self.whole(at, n, h, half, row0, row1, tidx == 0)
-                jobs = I32(1)
+            half, h, place = cta % parts, cta // parts % H, cta // parts // H
+            each = (N + pieces - 1) // max(pieces, 1)
+            for j in cutlass.range_constexpr(2):
+                n = place * each + j
+                if j < each and n < N:
+                    row0, row1 = bounds(CU, n, T)
+                    self.whole(at, j, n, h, half, row0, row1, tidx == 0)
+                    jobs = I32(j + 1)
         elif cutlass.const_expr(plan.cuts):
             jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
         if tidx == 0:
@@ -180,6 +183,8 @@ class Fused(Build, Scan, Guard):
         if warp_id < scan_warps:
             cute.arch.setmaxregister_increase(plan.scan_registers)
             wg = warp_id // 4
+            if cutlass.const_expr(plan.scanners > 1):  # while the builders are busy
+                self.clear(*clearing)
             for j in cutlass.range(2, unroll=1):
                 busy = I32(0)
                 if j < self.count(at):
@@ -193,3 +198,12 @@ class Fused(Build, Scan, Guard):
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             self.build(Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0)
+        if cutlass.const_expr(plan.scanners == 1):  # by eight warps, of which only four scan
+            self.clear(*clearing)
+
+    @cute.jit
+    def clear(self, CU, O, T, H, N, cta, warp_id, lane):
+        """This CTA's share of the rows of O that no sequence covers; all warps that scan, and
+        eight at least."""
+        covered = max(offset(CU, 0, T), 0), max(offset(CU, N, T), 0)
+        clear_uncovered(CU, O, T, H, N, cta, covered, warp_id, lane)

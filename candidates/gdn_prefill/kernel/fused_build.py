@@ -1,12 +1,15 @@
 """The building warpgroups of the fused kernel: inputs into the ring, and two matrices of a chunk.
 
-A warp has rows 16 w to 16 w + 15 of every matrix.  Scores come from wgmma on the inputs as they
-lie in shared memory; X from exact 8 x 8 blocks in fp32, merged in tf32 and then in fp16, which
-keep equally many digits.  Every intermediate is an entry of the answer, so nothing cancels.
+Of 64 tokens a warp has 16 rows of every matrix.  Of 32 tokens, whose keys over queries are one
+operand of 64 rows, two warps have rows of keys and of X, and the others those of queries and of
+outputs.  Scores come from wgmma on the inputs as they lie in shared memory; X from exact 8 x 8
+blocks in fp32, merged in tf32 and then in fp16, which keep equally many digits.  Every
+intermediate is an entry of the answer, so nothing cancels.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import cutlass
@@ -25,10 +28,10 @@ from candidates.gdn_prefill.kernel.fused_ops import (
     as_operand,
     diagonal,
     mma16,
+    prefix_sum,
     sync_threads_of,
 )
 from candidates.gdn_prefill.kernel.fused_plan import (
-    BT,
     HEAD,
     LOWER_PITCH,
     TILE,
@@ -52,10 +55,7 @@ class Build(Jobs, Activation):
     def build(
         self, Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0
     ):  # fmt: skip
-        """One of the building warpgroups: chunks ``group``, ``group + builders``, ... of each job.
-
-        Only where there is one builder may there be two jobs.
-        """
+        """One of the building warpgroups: every ``builders``-th chunk of the CTA's jobs."""
         plan = self.plan
         at = base.toint()
         w, group = warp_id % 4, warp_id // 4 - plan.scanners
@@ -65,156 +65,196 @@ class Build(Jobs, Activation):
         turn = plan.builders
 
         # wgmma: rows of K or Q by rows of K.
-        tile = (64, 64, HEAD)
+        tile = (2 * plan.bt, 2 * plan.bt, HEAD)
         a_sl = sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
         b_sl = sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, tile, BF16, 1)
+        block = (64, HEAD, plan.stages)
         t = w * 32 + lane
         thr = mma_b.get_slice(t)
-        rK, rQ = (
-            mma_b.make_fragment_A(thr.partition_A(self.in_stages(base, x, a_sl)))
-            for x in (0, plan.off_q)
-        )
-        rB = mma_b.make_fragment_B(thr.partition_B(self.in_stages(base, 0, b_sl)))
-        acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, 64)), F32)
-        queries = cute.make_rmem_tensor(16, I32)  # Aqk as left operand
+        left, right = self.in_stages(base, a_sl), self.in_stages(base, b_sl)
+        right = cute.local_tile(right, (plan.bt, HEAD, plan.stages), (0, 0, 0))
+        rA = [
+            mma_b.make_fragment_A(thr.partition_A(cute.local_tile(left, block, (part, 0, 0))))
+            for part in range(plan.bt // 32)
+        ]
+        rB = mma_b.make_fragment_B(thr.partition_B(right))
+        acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, plan.bt)), F32)
+        queries = cute.make_rmem_tensor(4 * plan.tiles, I32)  # Aqk as left operand
 
         for j in cutlass.range(2, unroll=1):
             _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
-            count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, j)
+            count, begin = (rows + plan.bt - 1) >> plan.shift, self.chunks_before(at, j)
             if j >= self.count(at):
                 count = I32(0)
-            inputs = Q, K, V, first, rows, h, half, is_map
-            s = (begin + group) % plan.stages
-            parity, slot = (begin + group) // plan.stages & 1, (begin + group) & 1
-            raw = F32(0.0)
-            if group < count:
-                self.fetch(*inputs, at, group, s, w, lane)
-                raw = self.number(G, B, first, rows, h, group, w, lane)
+            key_head = cute.arch.make_warp_uniform(h // (V.shape[1] // K.shape[1]))
+            inputs = Q, K, V, first, rows, (h, key_head), half, is_map
+            # Builders take turns through both jobs: the stage of a first chunk is free because
+            # this builder waited for it when it made its last one.
+            mine = group - begin % turn
+            if mine < 0:
+                mine = mine + turn
+            s = (begin + mine) % plan.stages
+            parity, slot = (begin + mine) // plan.stages & 1, (begin + mine) % plan.slots
+            raw = I32(0)
+            if mine < count:
+                self.fetch(*inputs, at, mine, s, w, lane)
+                raw = self.number(G, B, first, rows, h, mine, w, lane)
             cute.arch.cp_async_commit_group()
-            for c in cutlass.range(group, count, turn, unroll=1):
+            for c in cutlass.range(mine, count, turn, unroll=1):
                 later, s_later, parity_later = c + turn, s + turn, parity
                 if s_later >= plan.stages:
                     s_later = s_later - plan.stages
                     parity_later = parity ^ 1
-                # Frees that stage, and the slot of this chunk's matrices.
-                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
                 table = at + (plan.off_table + s * plan.table)
-                self.put_number(raw, table, G, h, w, lane)
+                self.put_number(raw, table, G, B, h, rows - c * plan.bt, w, lane)
+                cute.arch.cp_async_wait_group(0)
+                if cutlass.const_expr(self.options.l2norm):
+                    ops.sync_warp()
+                    if w >= plan.first_fetcher:
+                        self.norms(at + s * plan.stage, table, w - plan.first_fetcher, lane)
+                ops.fence_async()
+                ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
+                self.score(acc, rA[0], rB, s, mma_b, mma_b0)
+                # While that runs.  Frees that stage, and the slot of this chunk's matrices.
+                ops.bar_wait(empty + 8 * s_later, parity_later ^ 1)
                 if later < count:
                     self.fetch(*inputs, at, later, s_later, w, lane)
                     raw = self.number(G, B, first, rows, h, later, w, lane)
                 cute.arch.cp_async_commit_group()
-                cute.arch.cp_async_wait_group(1)
-                if cutlass.const_expr(self.options.l2norm):
-                    ops.sync_warp()
-                    self.norms(at + s * plan.stage, table, w, lane)
-                ops.fence_async()
-                ops.sync_group(number)  # the inputs are there; the last chunk's blocks are read
-                warpgroup.fence()
-                for kb in cutlass.range_constexpr(HEAD // 16):
-                    mma = mma_b if kb else mma_b0
-                    cute.gemm(mma, acc, rK[None, None, kb, s], rB[None, None, kb, s], acc)
-                warpgroup.commit_group()
-                sums = own + (plan.off_sums + w * (4 * BT))
+                sums = own + (plan.off_sums + w * (4 * plan.bt))
                 end = self.sum_gates(sums, table, scale, w, lane)
                 warpgroup.wait_group(0)
-                self.keys(acc, own, sums, table, w, lane)
-                ops.sync_warp()
-                warpgroup.fence()
-                for kb in cutlass.range_constexpr(HEAD // 16):
-                    mma = mma_b if kb else mma_b0
-                    cute.gemm(mma, acc, rQ[None, None, kb, s], rB[None, None, kb, s], acc)
-                warpgroup.commit_group()
-                corner = self.diagonal(own, w, lane)  # while that runs
-                warpgroup.wait_group(0)
-                self.queries(acc, queries, sums, table, w, lane)
-                matrices = at + (plan.off_slot + slot * plan.slot)
-                self.invert(corner, own, matrices, sums, table, end, number, w, lane)
-                ops.sync_group(number)  # X is there
-                self.outputs(queries, own, matrices, table, scale, w, lane)
+                slots = at + (plan.off_slot + slot * plan.slot)
+                if cutlass.const_expr(plan.bt == 64):
+                    self.keys(acc, own, sums, table, w, lane)
+                    ops.sync_warp()
+                    self.score(acc, rA[1], rB, s, mma_b, mma_b0)
+                    corner = self.diagonal(own, w, lane)  # while that runs
+                    warpgroup.wait_group(0)
+                    self.queries(acc, queries, sums, table, w, lane)
+                    self.invert(corner, own, slots, sums, table, end, number, w, lane)
+                    ops.sync_group(number)  # X is there
+                    self.outputs(queries, own, slots, table, scale, w, lane)
+                else:
+                    if w < 2:
+                        self.keys(acc, own, sums, table, w, lane)
+                        ops.sync_warp()
+                        corner = self.diagonal(own, w, lane)
+                        self.invert(corner, own, slots, sums, table, end, number, w, lane)
+                    else:
+                        self.queries(acc, queries, sums, table, w - 2, lane)
+                    ops.sync_group(number)  # X is there
+                    if w >= 2:
+                        self.outputs(queries, own, slots, table, scale, w - 2, lane)
                 ops.fence_async()
                 ops.sync_warp()
                 if lane == 0:
                     ops.bar_arrive(full + 8 * s)
                 s, parity = s_later, parity_later
                 if cutlass.const_expr(turn % plan.slots > 0):
-                    slot = slot ^ 1
+                    slot = slot + turn
+                    if slot >= plan.slots:
+                        slot = slot - plan.slots
 
-    def in_stages(self, base, byte, layout):
-        """(rows, columns, stages) of one part of the stages."""
-        return ring(base, byte, layout, self.plan.stages, self.plan.stage)
+    def score(self, acc, rA, rB, s, mma_b, mma_b0):
+        """64 rows of keys over queries, by those of keys."""
+        warpgroup.fence()
+        for kb in range(HEAD // 16):
+            mma = mma_b if kb else mma_b0
+            cute.gemm(mma, acc, rA[None, None, kb, s], rB[None, None, kb, s], acc)
+        warpgroup.commit_group()
+
+    def in_stages(self, base, layout):
+        """(rows, columns, stages) of keys over queries."""
+        return ring(base, 0, layout, self.plan.stages, self.plan.stage)
 
     # ------------------------------------------------------------------------------- inputs
 
-    def piece_of(self, w, lane, width):
-        """Row and 16-byte column of a lane's first piece; the others are multiples of 8 rows on.
-
-        A row is always the same in its 8, and so is its swizzle.
-        """
-        if width == HEAD:
-            return w * 2 + (lane >> 4), lane & 15
-        return (w >> 1) * 32 + (w & 1) * 4 + (lane >> 3), lane & 7
-
     @cute.jit
-    def fetch(self, Q, K, V, first, rows, h, half, is_map, at, c, s, w, lane):
+    def fetch(self, Q, K, V, first, rows, heads, half, is_map, at, c, s, w, lane):
         """Inputs of chunk ``c`` into stage ``s``, on their way; rows from ``rows`` on are 0, and
-        all values where a map is scanned."""
+        all values where a map is scanned.
+
+        By the warps that do not invert, if there are some.
+        """
         plan = self.plan
         lane = ops.opaque(lane)  # addresses are found anew each time: registers are short
-        stage, begin, left = at + s * plan.stage, first + c * BT, rows - c * BT
-        key_head = h // (V.shape[1] // K.shape[1])
+        stage, begin, left = at + s * plan.stage, first + c * plan.bt, rows - c * plan.bt
+        h, key_head = heads
         # (first byte in the stage, channels, tensor, bytes of its rows to skip)
         parts = (
             (0, HEAD, K, I64(K.stride[1]) * I64(key_head * 2)),
             (plan.off_q, HEAD, Q, I64(Q.stride[1]) * I64(key_head * 2)),
             (plan.off_v, plan.rows, V, I64(V.stride[1]) * I64(h * 2) + I64(half * (2 * plan.rows))),
         )
-        if left >= BT and is_map == 0:
-            for part in parts:
-                self.fetch_part(stage, *part, begin, None, w, lane)
-        else:
-            values = op.select(is_map > 0, I32(0), left)
-            for part, there in zip(parts, (left, left, values), strict=True):
-                self.fetch_part(stage, *part, begin, there, w, lane)
+        if w >= plan.first_fetcher:
+            if left >= plan.bt and is_map == 0:
+                for part in parts:
+                    self.fetch_part(stage, *part, begin, None, w - plan.first_fetcher, lane)
+            else:
+                values = op.select(is_map > 0, I32(0), left)
+                for part, there in zip(parts, (left, left, values), strict=True):
+                    self.fetch_part(stage, *part, begin, there, w - plan.first_fetcher, lane)
 
     def fetch_part(self, stage, first, width, X, skipped, begin, left, w, lane):
-        row, column = self.piece_of(w, lane, width)
+        """A lane takes one of the 16-byte columns, in rows that are multiples of 8 apart: a row is
+        always the same in its 8, and so is its swizzle."""
+        bt, every = self.plan.bt, 2 * self.plan.fetchers
+        turns = 1 if width < HEAD else 8 // every
+        if width < HEAD:
+            row, column = (w >> 1) * (bt // 2) + (w & 1) * 4 + (lane >> 3), lane & 7
+        else:
+            row, column = w * (2 * turns) + (lane >> 4), lane & 15
         target = stage + row * 128 + (((column & 7) ^ (row & 7)) << 4)
         if width == HEAD:
-            target = target + (column >> 3) * (BT * 128)
-        pitch = I32(X.stride[0])
+            pitch = bt * 128 if first == self.plan.off_v else self.plan.half
+            target = target + (column >> 3) * pitch
+        step = I32(X.stride[0]) * 2
         source = X.iterator.toint() + skipped + I64(column * 16)
-        source = op.mad_wide(begin + row, pitch * 2, source)
-        for i in range(8 * width // HEAD):
-            here = op.mad_wide(pitch * 2, I32(8 * i), source)
-            if left is None:
-                ops.copy16_whole(target, here, first + i * 1024)
-            else:
-                size = op.select(row + 8 * i < left, I32(16), I32(0))
-                ops.copy16(target, here, size, first + i * 1024)
+        source = op.mad_wide(begin + row, step, source)
+        for turn in range(turns):  # two rows on, the swizzle exchanges pieces that are 2 apart
+            to = target ^ (32 * turn)
+            for i in range(bt // 8 * width // HEAD):
+                on = 8 * i + 2 * turn
+                here = op.mad_wide(step, I32(on), source)
+                if left is None:
+                    ops.copy16_whole(to, here, first + on * 128)
+                else:
+                    size = op.select(row + on < left, I32(16), I32(0))
+                    ops.copy16(to, here, size, first + on * 128)
+
+    def token_of(self, w, lane):
+        """Token of a chunk whose gate, if the first is 0, or write strength, if 1, is a lane's."""
+        w, warps = w - self.plan.first_fetcher, self.plan.bt // 32
+        return w // warps, (w % warps) * 32 + lane
 
     @cute.jit
     def number(self, G, B, first, rows, h, c, w, lane):
-        """Of chunk ``c`` a token's gate, in warps 0 and 1, or write strength, as they come."""
-        token = c * BT + (w & 1) * 32 + lane
-        inside = token < rows
-        row = first + op.select(inside, token, I32(0))
-        value = F32(0.0)
-        if w < 2:
-            beyond = F32(-math.inf if self.options.raw_gate else 0.0)
-            value = op.select(inside, F32(G.g[row, h]), beyond)
-        else:
-            value = op.select(inside, self.strength(B, row, h), self.no_strength)
-        return value
+        """Of chunk ``c`` a token's gate or write strength; as bits, since to convert them would be
+        to wait for them."""
+        which, token = self.token_of(w, lane)
+        token = token + c * self.plan.bt
+        row = first + op.select(token < rows, token, I32(0))
+        bits = I32(0)
+        if which == 0:
+            bits = load_bits(G.g, row, h)
+        elif which == 1:
+            bits = load_bits(B, row, h)
+        return bits
 
     @cute.jit
-    def put_number(self, number, table, G, h, w, lane):
-        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2."""
-        place = table + ((w & 1) * 32 + lane) * 4
-        if w < 2:
+    def put_number(self, bits, table, G, B, h, left, w, lane):
+        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2.  Of the
+        chunk's tokens ``left`` are there."""
+        which, token = self.token_of(w, lane)
+        place = table + token * 4
+        if which == 0:
+            beyond = F32(-math.inf if self.options.raw_gate else 0.0)
+            number = op.select(token < left, as_float(bits, G.g), beyond)
             active = self.gate_constants(G, h, 0, 1)
             op.store_f32(place, self.add_gates([number], active, [F32(0.0)])[0])
-        else:
+        elif which == 1:
+            number = op.select(token < left, as_float(bits, B), self.no_strength)
             op.store_f32(place, self.activated(number), self.plan.off_strength)
 
     @cute.jit
@@ -222,24 +262,21 @@ class Build(Jobs, Activation):
         """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
         scan needs of them to the stage's table; returns the last sum."""
         plan, total = self.plan, []
-        for i in cutlass.range_constexpr(2):
-            x = op.load_f32(table + lane * 4, 128 * i)
-            for d in (1, 2, 4, 8, 16):
-                before = cute.arch.shuffle_sync_up(x, offset=d, mask_and_clamp=0)
-                x = x + op.select(lane >= d, before, F32(0.0))
-            total.append(x)
-        total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
-        end = cute.arch.shuffle_sync(total[1], offset=31)
-        for i in cutlass.range_constexpr(2):
+        for i in cutlass.range_constexpr(plan.bt // 32):
+            total.append(prefix_sum(op.load_f32(table + lane * 4, 128 * i)))
+        if cutlass.const_expr(plan.bt == 64):
+            total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
+        end = cute.arch.shuffle_sync(total[-1], offset=31)
+        for i in cutlass.range_constexpr(plan.bt // 32):
             op.store_f32(sums + lane * 4, total[i], 128 * i)
-        if w == 0:
+        if w == plan.first_fetcher:
             place = table + lane * 4
-            for i in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(plan.bt // 32):
                 decay = op.exp2(total[i])
                 keys, queries = decay, decay * scale
                 if cutlass.const_expr(self.options.l2norm):
                     keys = keys * op.load_f32(place, plan.off_norms + 128 * i)
-                    queries = queries * op.load_f32(place, plan.off_norms + 4 * BT + 128 * i)
+                    queries = queries * op.load_f32(place, plan.off_norms + 4 * plan.bt + 128 * i)
                 op.store_f32(place, keys, plan.off_decay + 128 * i)
                 op.store_f32(place, queries, plan.off_read + 128 * i)
             if lane == 0:
@@ -255,26 +292,28 @@ class Build(Jobs, Activation):
         """
         lane = ops.opaque(lane)
         token, quarter = lane >> 2, lane & 3
-        near = w * 2 + (token & 1)  # row among 8
         own = quarter == token >> 1  # holds the diagonal, in column ``token & 1``
-        for query in range(2):
-            for group in range(2):
-                row = (token >> 1) * 8 + (32 * group) + near
-                place = stage + row * 128 + (quarter >> 1) * (BT * 128)
-                words = [
-                    op.load_i32x4(
-                        place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
-                    )
-                    for j in range(4)
-                ]
-                square = diagonal(words, token)
-                norm = ops.rsqrt(square + F32(L2NORM_EPS))
-                self.put_norm(own, table + row * 4, norm, query)
+        each = 8 // self.plan.fetchers
+        for query, group, i in itertools.product(
+            range(2), range(self.plan.bt // 32), range(0, each, 2)
+        ):
+            near = w * each + i + (token & 1)  # row among 8
+            row = (token >> 1) * 8 + (32 * group) + near
+            place = stage + row * 128 + (quarter >> 1) * self.plan.half
+            words = [
+                op.load_i32x4(
+                    place + ((((quarter & 1) * 4 + j) ^ near) << 4), query * self.plan.off_q
+                )
+                for j in range(4)
+            ]
+            square = diagonal(words, token)
+            norm = ops.rsqrt(square + F32(L2NORM_EPS))
+            self.put_norm(own, table + row * 4, norm, query)
 
     @cute.jit
     def put_norm(self, own, place, norm, query: cutlass.Constexpr):
         if own:
-            op.store_f32(place, norm, self.plan.off_norms + 4 * BT * query)
+            op.store_f32(place, norm, self.plan.off_norms + 4 * self.plan.bt * query)
 
     # ----------------------------------------------------------------------------- matrices
 
@@ -302,7 +341,7 @@ class Build(Jobs, Activation):
         """A lane's two numbers of rows, with l2norm over the norms of their keys or queries."""
         if not self.options.l2norm:
             return values
-        norms = self.row_values(table, w, lane, self.plan.off_norms + 4 * BT * query)
+        norms = self.row_values(table, w, lane, self.plan.off_norms + 4 * self.plan.bt * query)
         return [x * y for x, y in zip(values, norms, strict=True)]
 
     def row_values(self, sums, w, lane, at=0):
@@ -312,7 +351,7 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def keys(self, acc, own, sums, table, w, lane):
-        """L of a warp's rows: in fp16, and its diagonal block in fp32."""
+        """L of block row ``w``: in fp16, and its diagonal block in fp32."""
         plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
         place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * TILE_BYTES
         diagonal = own + (plan.off_diagonal + w * plan.diagonal)
@@ -320,7 +359,7 @@ class Build(Jobs, Activation):
         of_rows = self.row_values(sums, w, lane)
         strength = self.row_values(table, w, lane, plan.off_strength)
         strength = self.over_norms(strength, table, w, lane, 0)
-        for ct in cutlass.range_constexpr(4):
+        for ct in cutlass.range_constexpr(self.plan.tiles):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
@@ -337,12 +376,12 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def queries(self, acc, queries, sums, table, w, lane):
-        """Aqk of a warp's rows without its scale, as left operand."""
+        """Aqk of block row ``w`` without its scale, as left operand."""
         lane = ops.opaque(lane)
         of_rows = self.row_values(sums, w, lane)
         scales = self.over_norms([F32(1.0)] * 2, table, w, lane, 1)
         row, col = lane >> 2, (lane & 3) * 2
-        for ct in cutlass.range_constexpr(4):
+        for ct in cutlass.range_constexpr(self.plan.tiles):
             if ct <= w:
                 block = []
                 for half in cutlass.range_constexpr(2):
@@ -362,7 +401,8 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def invert(self, left, own, slot, sums, table, end, number, w, lane):
-        """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot."""
+        """X = (I + L)^-1 in fp16 blocks, and diag(e^(b_end - b)) X diag(beta) to the slot; warp
+        ``w`` has block row ``w`` of them."""
         plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
         lower = place + plan.off_lower
@@ -382,7 +422,16 @@ class Build(Jobs, Activation):
             self.keep(
                 block, place + ours + (w - 1) * TILE_BYTES, slot, table, to_end, w, w - 1, lane
             )
-        ops.sync_group(number)
+        if cutlass.const_expr(plan.tiles > 2):
+            ops.sync_group(number)
+            self.invert_corner(left, place, slot, table, to_end, w, lane)
+
+    @cute.jit
+    def invert_corner(self, left, place, slot, table, to_end, w, lane):
+        """Of 64 tokens, the blocks of X that rows of the second half have in the first."""
+        lower = place + self.plan.off_lower
+        ours = I32((w * (w + 1) >> 1) * TILE_BYTES)
+        below = I32((w * (w - 1) >> 1) * TILE_BYTES)
         if w >= 2:
             inner = []
             for k in cutlass.range_constexpr(2):
@@ -464,20 +513,22 @@ class Build(Jobs, Activation):
         for half in range(2):
             beta = op.load_f32x2(columns, self.plan.off_strength + 32 * half)
             out.append([block[half][i] * (by_rows[i // 2] * beta[i % 2]) for i in range(4)])
-        place = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4)
-        op.stmatrix(slot + row * (TILE * 128) + (place ^ (col * 32)), as_operand(out, op.pack))
+        bt = self.plan.bt
+        twisted = (lane >> (64 // bt - 1)) & (bt // 8 - 1)  # :func:`.tiles.twist` of a row
+        place = (lane & 15) * (2 * bt) + (((lane >> 4) ^ twisted) << 4)
+        op.stmatrix(slot + row * (TILE * 2 * bt) + (place ^ (col * 32)), as_operand(out, op.pack))
 
     @cute.jit
     def outputs(self, queries, own, slot, table, scale, w, lane):
-        """scale Aqk X diag(beta), rows of a warp, to the slot."""
-        lane = ops.opaque(lane)
+        """scale Aqk X diag(beta), block row ``w``, to the slot."""
+        plan, lane = self.plan, ops.opaque(lane)
         place = own + self.tile_place(lane)
-        for col in cutlass.range_constexpr(4):
+        for col in cutlass.range_constexpr(plan.tiles):
             if col <= w:
                 total = cute.make_rmem_tensor(8, F32)
                 for i in cutlass.range_constexpr(8):
                     total[i] = F32(0.0)
-                for k in cutlass.range_constexpr(col, 4):
+                for k in cutlass.range_constexpr(col, plan.tiles):
                     if k <= w:
                         right = op.ldmatrix(
                             place + lower_block(k, col) * TILE_BYTES, transpose=True
@@ -487,7 +538,7 @@ class Build(Jobs, Activation):
                         for i in cutlass.range_constexpr(8):
                             total[i] = halves[i // 4][i % 4]
                 block = [[total[4 * half + i] for i in range(4)] for half in range(2)]
-                self.scaled(block, slot + 2 * BT * BT, table, [scale, scale], w, col, lane)
+                self.scaled(block, slot + plan.slot // 2, table, [scale, scale], w, col, lane)
 
     @cute.jit
     def clear_slots(self, at, t, threads: cutlass.Constexpr):
@@ -504,6 +555,20 @@ def ring(base, byte, layout, count, pitch):
     p = cute.recast_ptr(base + byte // 2, layout.inner, BF16)
     turns = cute.make_layout(count, stride=pitch // 2)
     return cute.make_tensor(p, cute.append(cute.slice_(layout.outer, (None, None, 0)), turns))
+
+
+def load_bits(X, row, h):
+    """An element of [T, HV], of 2 or 4 bytes."""
+    size = X.element_type.width // 8
+    place = X.iterator.toint() + I64(X.stride[1]) * I64(h * size)
+    place = op.mad_wide(row, I32(X.stride[0]) * size, place)
+    return op.ptx(f"ld.global.nc.b{8 * size} {{$w0}}, [{{$r0}}];", [I32], [place])
+
+
+def as_float(bits, X):
+    """What :func:`load_bits` loaded of X."""
+    code = "mov.b32 {$w0}, {$r0};" if X.element_type is F32 else "shl.b32 {$w0}, {$r0}, 16;"
+    return op.ptx(code, [F32], [bits])
 
 
 def negative(block):

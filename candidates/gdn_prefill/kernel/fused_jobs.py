@@ -1,7 +1,9 @@
 """What each CTA does: the jobs of a pair, as in KDA's fused form but for the sharing of chunks.
 
-All pieces of all sequences and heads stand in one line; CTAs 2 i and 2 i + 1 are a pair and own
-pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes its own.
+All pieces of the sequences of a head stand in one line, then those of the next head; which of them
+are a sequence's is found from the offsets (:func:`.fused_plan.span_of`).  CTAs 2 i and 2 i + 1 are
+a pair and own pieces 2 i and 2 i + 1.  Where the guard lets both start from zero, each CTA takes
+its own.
 Otherwise both are one *job* if the guard fails between them, else the second is the next one.  A
 job that the guard lets begin from zero is cut: 64 value rows for each CTA.  One that it does not is
 an exact segment: the first CTA scans values from zero, which gives C and O, the second the map of
@@ -28,8 +30,8 @@ from candidates._delta_rule.kernel.exact import (
     Segments,
 )
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
-from candidates._delta_rule.kernel.ragged import bounds
-from candidates.gdn_prefill.kernel.fused_plan import BT, PIECE, FusedPlan
+from candidates._delta_rule.kernel.ragged import bounds, owner
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan, parts_of, span_of
 
 __all__ = ["Jobs"]
 
@@ -48,8 +50,9 @@ class Jobs(Segments):
 
     def chunks_before(self, at, j):
         """Chunks of the jobs before job ``j`` of at most two."""
-        rows = ops.load_shared32(at, self.plan.off_jobs + 4 * 3)
-        return cute.arch.make_warp_uniform(op.select(j > 0, (rows + BT - 1) >> 6, I32(0)))
+        plan = self.plan
+        chunks = (ops.load_shared32(at, plan.off_jobs + 4 * 3) + plan.bt - 1) >> plan.shift
+        return cute.arch.make_warp_uniform(op.select(j > 0, chunks, I32(0)))
 
     def put_count(self, at, jobs):
         """Write how many jobs there are, where the first one has a word to spare; one thread."""
@@ -61,30 +64,47 @@ class Jobs(Segments):
         return cute.arch.make_warp_uniform(word)
 
     @cute.jit
-    def whole(self, at, n, h, half, row0, row1, put):
-        """The only job of a CTA that owns a sequence of a head."""
+    def whole(self, at, number, n, h, half, row0, row1, put):
+        """Job ``number`` of a CTA that owns whole sequences of a head."""
         if put:
             self.put_job(
-                at, 0, (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
-                        I32(1)),
-            )  # fmt: skip
+                at,
+                number,
+                (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0), I32(1)),
+            )
 
     @cute.jit
     def share(self, K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
         """Describe the jobs of a CTA of a pair; all threads.  How many there are."""
         rank, own = cta & 1, cta & -2
-        a, b = (self.piece(CU, own + i, pieces, N, T, H) for i in range(2))
-        n, h, row0, row1, begin, stop, last, there, inside = a
-        n_b, h_b, row0_b, row1_b, begin_b, stop_b, last_b, there_b, inside_b = b
+        # Divisions are long, and this is on everybody's way: no more of them than it takes.
+        h, span = own // pieces, span_of(pieces, T, N)
+        place = own - h * pieces
+        h_b, place_b, inside_line = h, place + 1, own + 1 < H * pieces
+        if place_b == pieces:
+            h_b = min(h + 1, H - 1)  # gates are read of it, be there a piece or not
+            place_b = I32(0)
+        n, row0, row1, first, length, parts = self.owned(CU, place, span, N, T)
+        n_b, row0_b, row1_b, first_b, length_b, parts_b = n, row0, row1, first, length, parts
+        if N > 1:
+            n_b, row0_b, row1_b, first_b, length_b, parts_b = self.owned(CU, place_b, span, N, T)
+        # Places in front of the first sequence are nobody's; others may be left over.
+        p, p_b = place - first, place_b - first_b
+        there = p >= 0 and p < parts
+        there_b = inside_line and p_b >= 0 and p_b < parts_b
+        last, last_b, inside_b = p + 1 == parts, p_b + 1 == parts_b, there_b and p_b > 0
+        begin, stop = (length * min(max(p + i, 0), parts) // parts for i in range(2))
+        begin_b = op.select(p_b > 0, stop, I32(0))
+        stop_b = length_b * min(max(p_b + 1, 0), parts_b) // parts_b
         same = inside_b
         asked = (
-            (row0, h, begin, there and inside),
+            (row0, h, begin, there and p > 0),
             (row0_b, h_b, begin_b, there_b and inside_b),
             (row0_b, h_b, stop_b, there_b and not last_b),
         )
         left, inner, right = self.guards(K, G, B, at, asked, warp_id, lane)
         exact, merged = left < 0, same and inner < 0
-        flag, jobs, first_b = I32(FREE), I32(1), rank > 0
+        flag, jobs, only_b = I32(FREE), I32(1), rank > 0
         role, role_b, is_map = I32(3), I32(3), I32(0)
         if rank == 0:
             if exact:
@@ -92,7 +112,7 @@ class Jobs(Segments):
         elif merged:
             flag = I32(CONTINUES)
         if exact or merged:
-            first_b = rank > 1
+            only_b = rank > 1
             role = I32(1) << rank
             role_b = role
             if exact:
@@ -105,7 +125,7 @@ class Jobs(Segments):
             jobs = I32(0)
         if warp_id == 0:
             if lane == 0:
-                entries = Scratch(N * H * pieces)
+                entries = Scratch(H * pieces)
                 entry = entries.entries + own * entries.ENTRY
                 from_a, end_a, final = begin - max(left, 0), stop, last
                 target = I32(NOWHERE)
@@ -136,7 +156,7 @@ class Jobs(Segments):
                     n_b, h_b, row0_b, row1_b, begin_b - max(inner, 0), begin_b, stop_b, role_b,
                     I32(0), target_b, entry + entries.ENTRY,
                 )  # fmt: skip
-                if first_b:
+                if only_b:
                     self.put_job(at, 0, job_b)
                 else:
                     self.put_job(at, 0, job_a)
@@ -154,16 +174,18 @@ class Jobs(Segments):
         return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
 
     @cute.jit
-    def piece(self, CU, number, pieces, N, T, H):
-        """Sequence, head, first row and row behind the last of it, first PIECE and PIECE behind
-        the last, whether it is the last piece, whether it exists, and whether not the first."""
-        n, h, p = number // pieces // H, number // pieces % H, number % pieces
-        row0, row1 = I32(0), I32(0)
-        if n < N:
+    def owned(self, CU, place, span, N, T):
+        """The sequence that a place of the line of a head is, or is behind, or -1: number, first
+        row and row behind its last, first place, PIECEs, and pieces of it."""
+        n, row0, row1 = I32(0), I32(0), I32(0)
+        if N == 1:
             row0, row1 = bounds(CU, n, T)
-        row0, row1 = cute.arch.make_warp_uniform(row0), cute.arch.make_warp_uniform(row1)
+        else:
+            n, row0, row1 = owner(CU, place, T, span, 1)
+        n, row0, row1 = (cute.arch.make_warp_uniform(x) for x in (n, row0, row1))
         length = (row1 - row0 + PIECE - 1) // PIECE
-        parts = max(min(pieces, length // 2), 1)
-        begin = length * min(p, parts) // parts
-        stop = length * min(p + 1, parts) // parts
-        return n, h, row0, row1, begin, stop, p + 1 == parts, n < N and p < parts, p > 0
+        parts = max(min(parts_of(row0, row1, span), length // 2), 1)
+        first = row0 // span + n
+        if n < 0:
+            first = place + 1  # nobody's
+        return n, row0, row1, first, length, parts

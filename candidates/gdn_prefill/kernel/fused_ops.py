@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from candidates._delta_rule.kernel import prep_ops as op
 
-__all__ = ["as_operand", "diagonal", "mma16", "pack16", "sync_threads_of"]
+__all__ = ["as_operand", "diagonal", "mma16", "pack16", "prefix_sum", "sync_threads_of"]
 
 F32, I32 = op.F32, op.I32
 
@@ -41,6 +41,16 @@ def diagonal(words, token):
             sums[k] = op.mma(sums[k], [pair[0], zero, pair[1], zero], pair)
     squares = [sums[0][e] + sums[1][e] for e in range(2)]
     return op.select(token & 1 == 0, squares[0], squares[1])
+
+
+def prefix_sum(x):
+    """Inclusive sums over a warp's lanes."""
+    code = "".join(
+        f" shfl.sync.up.b32 before|p, sum, {d}, 0, -1; @p add.f32 sum, sum, before;"
+        for d in (1, 2, 4, 8, 16)
+    )
+    code = "{ .reg .pred p; .reg .f32 before, sum; mov.f32 sum, {$r0};" + code
+    return op.ptx(code + " mov.f32 {$w0}, sum; }", [F32], [x])
 
 
 def sync_threads_of(number, count: int):

@@ -6,40 +6,54 @@ Needs neither torch nor the DSL.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, PIECE
-from candidates._delta_rule.kernel.pieces import pieces_of as pieces_of_chains
 from candidates._delta_rule.kernel.tiles import LOWER_PITCH, TILE, lower_block
 
 __all__ = [
-    "BT",
+    "BUILDERS",
     "HEAD",
     "LOWER_PITCH",
     "PIECE",
-    "REACHES",
     "TILE",
     "TILE_BYTES",
+    "WINDOW",
+    "WINDOWS",
     "FusedPlan",
     "lower_block",
+    "parts_of",
     "pieces_of",
+    "span_of",
     "strict_block",
 ]
 
-BT = 64
-"""Tokens per chunk."""
+WINDOW, WINDOWS = 32, 16
+"""Tokens that an early start is a multiple of, and how many of them it has at most."""
 
-REACHES = (1, 2, 4, 8)
-"""Chunks that a piece may start early."""
+SHORTEST = 4
+"""Chunks of a piece, on the average: fewer are not worth an early start."""
 
-SHORTEST = 256
-"""Tokens of a piece, on the average: fewer are not worth an early start."""
+MANY = 6
+"""Sequences and heads for each SM from which on a CTA takes two: fewer would leave SMs idle."""
 
 TILE_BYTES = 2 * TILE * TILE
 """A block of L or X in fp16; diagonal blocks of L are in fp32, of ``LOWER_PITCH`` a row."""
 
-_REGISTERS = {64: (232, 136), 128: (208, 88)}
-"""Registers of a scanning and a building thread, by value rows."""
+_REGISTERS = {
+    (64, 64, 2): (232, 136),
+    (64, 128, 1): (208, 88),
+    (32, 128, 2): (168, 88),
+    (32, 128, 3): (168, 48),
+}
+"""Registers of a scanning and a building thread, by (tokens of a chunk, value rows, builders)."""
+
+_SLOTS = {64: 2, 32: 4}
+"""Pairs of matrices that are being read or made, by tokens of a chunk."""
+
+BUILDERS = {(bt, rows): builders for bt, rows, builders in _REGISTERS}
+"""The most building warpgroups that there are, by tokens of a chunk and value rows."""
 
 
 def strict_block(i: int, j: int) -> int:
@@ -53,9 +67,13 @@ class FusedPlan:
 
     Parameters
     ----------
+    bt : int
+        Tokens per chunk: 32 or 64.
     rows : int
         Value rows of a CTA: 128, or 64, which halves the work of a step and builds each
-        chunk twice.
+        chunk twice; with 64 tokens alone.
+    builders : int
+        Warpgroups that take turns at building chunks.
     l2norm : bool
         Whether keys and queries are normalised in the kernel.
 
@@ -65,12 +83,28 @@ class FusedPlan:
         If there is no such kernel.
     """
 
+    bt: int
     rows: int
+    builders: int
     l2norm: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows not in _REGISTERS:
-            raise ValueError(f"rows={self.rows!r} is not one of {sorted(_REGISTERS)}")
+        if (self.bt, self.rows, self.builders) not in _REGISTERS:
+            there = ", ".join("bt={} rows={} builders={}".format(*key) for key in _REGISTERS)
+            raise ValueError(
+                f"bt={self.bt!r} rows={self.rows!r} builders={self.builders!r} is not one of "
+                + there
+            )
+
+    @property
+    def shift(self) -> int:
+        """``x >> shift`` is ``x // bt``."""
+        return self.bt.bit_length() - 1
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of rows of a matrix."""
+        return self.bt // TILE
 
     @property
     def cuts(self) -> bool:
@@ -83,9 +117,14 @@ class FusedPlan:
         return self.rows // 64
 
     @property
-    def builders(self) -> int:
-        """Warpgroups that take turns at building chunks."""
-        return 3 - self.scanners
+    def fetchers(self) -> int:
+        """Warps of a builder that take inputs, its last ones: those that do not invert if there
+        are some."""
+        return 4 if self.tiles == 4 else 4 - self.tiles
+
+    @property
+    def first_fetcher(self) -> int:
+        return 4 - self.fetchers
 
     @property
     def threads(self) -> int:
@@ -93,50 +132,56 @@ class FusedPlan:
 
     @property
     def scan_registers(self) -> int:
-        return _REGISTERS[self.rows][0]
+        return _REGISTERS[self.bt, self.rows, self.builders][0]
 
     @property
     def build_registers(self) -> int:
-        return _REGISTERS[self.rows][1]
+        return _REGISTERS[self.bt, self.rows, self.builders][1]
 
     @property
     def slots(self) -> int:
         """Pairs of matrices that are being read or made."""
-        return 2
+        return _SLOTS[self.bt]
 
     @property
     def stages(self) -> int:
         """Chunks whose inputs are in shared memory.
 
-        When a builder begins chunk c it asks for chunk c + builders, so it waits until
-        chunk c - slots is done with; the same wait frees the slot of c's matrices.
+        Before a builder writes the matrices of chunk c it asks for chunk c + builders, so it waits
+        until chunk c - slots is done with; the same wait frees the slot of c's matrices.
         """
         return self.builders + self.slots
 
     # ------------------------------------------------------------------ shared memory, bytes
 
     @property
+    def half(self) -> int:
+        """Of a stage: keys over queries, 2 BT rows, in halves of 64 channels; rows of 128 bytes,
+        swizzled."""
+        return 2 * self.off_q
+
+    @property
     def off_q(self) -> int:
-        """Of a stage: K, then Q, in halves of 64 channels, rows of 128 bytes, swizzled."""
-        return 2 * BT * HEAD
+        """Of queries in a half."""
+        return 128 * self.bt
 
     @property
     def off_v(self) -> int:
         """Then V, in the same form; O on its way out takes its place."""
-        return 2 * self.off_q
+        return 2 * self.half
 
     @property
     def stage(self) -> int:
-        return self.off_v + 2 * BT * self.rows
+        return self.off_v + 2 * self.bt * self.rows
 
     @property
     def off_slot(self) -> int:
-        """Behind the stages, the slots: two [BT, BT] matrices, rows of 128 bytes, swizzled."""
+        """Behind the stages, the slots: two [BT, BT] matrices, swizzled as operands are."""
         return self.stages * self.stage
 
     @property
     def slot(self) -> int:
-        return 4 * BT * BT
+        return 4 * self.bt * self.bt
 
     @property
     def off_group(self) -> int:
@@ -147,11 +192,11 @@ class FusedPlan:
     @property
     def off_lower(self) -> int:
         """Of a builder's own: blocks of L behind those of X."""
-        return lower_block(4, 0) * TILE_BYTES
+        return lower_block(self.tiles, 0) * TILE_BYTES
 
     @property
     def off_diagonal(self) -> int:
-        return self.off_lower + strict_block(4, 0) * TILE_BYTES
+        return self.off_lower + strict_block(self.tiles, 0) * TILE_BYTES
 
     @property
     def diagonal(self) -> int:
@@ -159,11 +204,11 @@ class FusedPlan:
 
     @property
     def off_sums(self) -> int:
-        return self.off_diagonal + 4 * self.diagonal
+        return self.off_diagonal + self.tiles * self.diagonal
 
     @property
     def size_group(self) -> int:
-        return self.off_sums + 4 * 4 * BT
+        return self.off_sums + 4 * 4 * self.bt
 
     @property
     def off_table(self) -> int:
@@ -174,19 +219,19 @@ class FusedPlan:
 
     @property
     def off_strength(self) -> int:
-        return 4 * BT
+        return 4 * self.bt
 
     @property
     def off_decay(self) -> int:
-        return 8 * BT
+        return 8 * self.bt
 
     @property
     def off_read(self) -> int:
-        return 12 * BT
+        return 12 * self.bt
 
     @property
     def off_last(self) -> int:
-        return 16 * BT
+        return 16 * self.bt
 
     @property
     def off_norms(self) -> int:
@@ -194,7 +239,7 @@ class FusedPlan:
 
     @property
     def table(self) -> int:
-        return self.off_norms + 8 * BT * self.l2norm
+        return self.off_norms + 8 * self.bt * self.l2norm
 
     @property
     def off_guard(self) -> int:
@@ -204,7 +249,7 @@ class FusedPlan:
     @property
     def off_jobs(self) -> int:
         """Up to two jobs."""
-        return self.off_guard + 2 * 3 * 4 * REACHES[-1]
+        return self.off_guard + 2 * 3 * 4 * WINDOWS
 
     @property
     def off_bar(self) -> int:
@@ -216,12 +261,30 @@ class FusedPlan:
         return self.off_bar + 2 * 8 * self.stages
 
 
-def pieces_of(rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
-    """Pieces that each of N sequences of T tokens in all is cut into, at most.
+def pieces_of(bt: int, rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
+    """Pieces that N sequences of T tokens in all are cut into, at most, for each head.
 
     ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
-    they would be short; one where a CTA has 64 rows.
+    they would be short; N, which is not to cut, where a CTA has 64 rows.  Half of N where sequences
+    are so many that a CTA takes two: the second one's chunks are begun behind the first one's.
     """
     if rows < HEAD:
-        return 1
-    return min(pieces_of_chains(waves, N, HV, sms), max(T // (max(N, 1) * SHORTEST), 1))
+        return N
+    if N * HV >= MANY * sms:
+        return (N + 1) // 2
+    return max(min(waves * sms // max(HV, 1), N - 1 + T // (SHORTEST * bt)), N)
+
+
+def span_of(pieces: Any, T: Any, N: Any) -> Any:
+    """Tokens that a piece has at most, if N sequences of T tokens are cut into so many, N or more.
+
+    A sequence that begins at row m owns the pieces of its head from ``m // span + n`` on: as many
+    as its share of all tokens is worth, and no lengths have to be summed.  Run-time integers too.
+    """
+    return T // (pieces - N + 1) + 1
+
+
+def parts_of(row: Any, end: Any, span: Any) -> Any:
+    """Pieces that a sequence from ``row`` to ``end`` owns; those of less than two PIECEs are left
+    without tokens."""
+    return end // span - row // span + 1

@@ -15,7 +15,7 @@ from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, zero
 from candidates.gdn_prefill.kernel.fused_build import ring
 from candidates.gdn_prefill.kernel.fused_jobs import Jobs
-from candidates.gdn_prefill.kernel.fused_plan import BT, HEAD, FusedPlan
+from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 
 __all__ = ["Scan"]
 
@@ -41,20 +41,23 @@ class Scan(Jobs):
         t, wg : Int32
             Thread of the warpgroup, and which one.
         """
-        plan = self.plan
+        plan, BT = self.plan, self.plan.bt
         at = base.toint()
         n, h, first, rows, warm, half, _, is_map, _, _, start, _ = self.get_job(at, job)
-        count, begin = (rows + BT - 1) >> 6, self.chunks_before(at, job)
+        count, begin = (rows + BT - 1) >> plan.shift, self.chunks_before(at, job)
         full, empty = at + plan.off_bar, at + (plan.off_bar + 8 * plan.stages)
         stages = lambda byte, sl: ring(base, byte, sl, plan.stages, plan.stage)
         slots = lambda byte, sl: ring(base, plan.off_slot + byte, sl, plan.slots, plan.slot)
         b_sl = lambda order, cols, k: sm90.make_smem_layout_b(order, (64, cols, k), BF16, 1)
         thr_t, thr_s = mma_t.get_slice(t), mma_s.get_slice(t)
         frag = lambda mma, thr, x: mma.make_fragment_B(thr.partition_B(x))  # descriptors
-        rows_of = b_sl(ROW, 64, HEAD)
-        rK, rQ = (frag(mma_t, thr_t, stages(x, rows_of)) for x in (0, plan.off_q))
-        rX, rA = (frag(mma_t, thr_t, slots(x, b_sl(ROW, BT, BT))) for x in (0, 2 * BT * BT))
-        rT = frag(mma_s, thr_s, stages(0, b_sl(COL, HEAD, BT)))  # K, tokens summed over
+        both = stages(0, b_sl(ROW, 2 * BT, HEAD))  # keys over queries
+        rK, rQ = (
+            frag(mma_t, thr_t, cute.local_tile(both, (BT, HEAD, plan.stages), (part, 0, 0)))
+            for part in range(2)
+        )
+        rX, rA = (frag(mma_t, thr_t, slots(x, b_sl(ROW, BT, BT))) for x in (0, plan.slot // 2))
+        rT = frag(mma_s, thr_s, stages(0, b_sl(COL, HEAD, 2 * BT)))  # tokens summed over
 
         acc = lambda mma, cols: cute.make_rmem_tensor(mma.partition_shape_C((64, cols)), F32)
         a_op = lambda k: cute.make_rmem_tensor(mma_t.partition_shape_A((64, k)), BF16)
@@ -72,12 +75,12 @@ class Scan(Jobs):
         mine = mine + token * 128 + (((warp * 2 + piece) ^ (token & 7)) << 4)
         mine = ops.opaque(mine)
         table = ops.opaque(at + plan.off_table + (t & 3) * 8)
-        pitch = I64(O.stride[0]) * 2
+        pitch = I32(O.stride[0]) * 2
         block = half + wg  # 64 value rows
         o_at = O.iterator.toint()
         if is_map > 0:
             o_at = X.iterator.toint() + I64(Scratch(total).outputs) * 4
-        o_at = o_at + I64(first + token) * pitch
+        o_at = op.mad_wide(first + token, pitch, o_at)
         o_at = o_at + I64((h * HEAD + block * 64 + warp * 16 + piece * 8) * 2)
         o_row, o_end = -warm, max(rows - warm - token, 0)
 
@@ -90,7 +93,7 @@ class Scan(Jobs):
                 load_state(state(S0), accS)
         if is_map > 0:
             self.identity(accS, wg, t)
-        s, m, phase = begin % plan.stages, begin & 1, begin // plan.stages & 1
+        s, m, phase = begin % plan.stages, begin % plan.slots, begin // plan.stages & 1
         for _ in cutlass.range(count, unroll=1):
             narrow(accS, aS)
             ops.bar_wait(full + 8 * s, phase)
@@ -147,10 +150,12 @@ class Scan(Jobs):
             cute.arch.sync_warp()
             for i in cutlass.range_constexpr(BT // 16):
                 words = op.load_i32x4(here, 2048 * i)
-                ops.below(o_row + 16 * i, o_end, words, o_at + pitch * (16 * i))
-            o_row, o_at = o_row + BT, o_at + pitch * BT
+                ops.below(o_row + 16 * i, o_end, words, op.mad_wide(pitch, I32(16 * i), o_at))
+            o_row, o_at = o_row + BT, op.mad_wide(pitch, I32(BT), o_at)
             freed = empty + 8 * s
-            s, m = s + 1, m ^ 1
+            s, m = s + 1, m + 1
+            if m == plan.slots:
+                m = I32(0)
             if s == plan.stages:
                 s = I32(0)
                 phase = phase ^ 1
@@ -158,6 +163,11 @@ class Scan(Jobs):
             cute.arch.sync_warp()
             if t & 31 == 0:
                 ops.bar_arrive(freed)
+        if cutlass.const_expr(plan.cuts):
+            if job + 1 == self.count(at):
+                # The fix-up may come, and waits for what is left here.  Not sooner: it would only
+                # stand about, and who adds up the times of kernels would count that.
+                cute.arch.griddepcontrol_launch_dependents()
         # Read again, not kept: registers.
         n, h, _, _, _, half, _, _, target, entry, *_ = self.get_job(at, job)
         last = lambda X: thr_s.partition_C(
@@ -176,7 +186,7 @@ class Scan(Jobs):
         rows = self.get_job(at, job)[3]
         begin = self.chunks_before(at, job)
         s, phase = begin % plan.stages, begin // plan.stages & 1
-        for _ in cutlass.range((rows + BT - 1) >> 6, unroll=1):
+        for _ in cutlass.range((rows + plan.bt - 1) >> plan.shift, unroll=1):
             ops.bar_wait(at + plan.off_bar + 8 * s, phase)
             if lane == 0:
                 ops.bar_arrive(at + (plan.off_bar + 8 * plan.stages) + 8 * s)
@@ -187,12 +197,12 @@ class Scan(Jobs):
 
     def load_factors(self, place, factors, at):
         """Those of the tokens that a lane's elements are of."""
-        for i in range(BT // 8):
+        for i in range(self.plan.bt // 8):
             factors[2 * i], factors[2 * i + 1] = op.load_f32x2(place, at + 32 * i)
 
     def load_values(self, place, values):
         """A lane's elements of V^T, two tokens in a register."""
-        for i in range(BT // 16):
+        for i in range(self.plan.bt // 16):
             words = op.ldmatrix(place, 2048 * i, transpose=True)
             for k in range(4):
                 values[4 * i + k] = words[k]

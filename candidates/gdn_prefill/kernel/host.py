@@ -63,7 +63,7 @@ dt_bias: fp32 ``[HV, 1]``.  What the options do without is None.
 FUSED_ABI = (*ABI[: ABI.index("images")], "scratch", "scale", "pieces", "A_log", "dt_bias")
 """The same for the fused kernel.
 
-pieces: a Python int of at least 1; scratch: fp32, of
+pieces: a Python int, of a head, at least half as many as sequences; scratch: fp32, of
 :class:`candidates._delta_rule.kernel.pieces.Scratch`.
 """
 
@@ -88,15 +88,16 @@ class FusedPrefill:
     """The fused kernel and, if it cuts sequences, its fix-up behind one host function, which takes
     what the kernel does."""
 
-    def __init__(self, rows: int, options: Options) -> None:
-        self.fused, self.fixup = Fused(rows, options), Fixup("gdn_fixup")
+    def __init__(self, config: FusedConfig, options: Options) -> None:
+        self.fused = Fused(config.bt, config.rows, config.builders, options)
+        self.fixup = Fixup("gdn_fixup")
 
     @cute.jit
     def __call__(self, Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream):
         self.fused(Q, K, V, G, B, CU, S0, O, S, X, scale, pieces, A_log, dt_bias, stream)
         if cutlass.const_expr(self.fused.plan.cuts):
-            if pieces > 1:
-                self.fixup(O, S, X, (CU.shape[0] - 1) * pieces * O.shape[1], stream)
+            if pieces > CU.shape[0] - 1:
+                self.fixup(O, S, X, pieces * O.shape[1], stream)
 
 
 class _Arguments:
@@ -155,7 +156,7 @@ def fused_job(
     """The fused kernel and its fix-up, with the arguments to compile them."""
     a = _Arguments(with_state, options)
     scratch = fake(cutlass.Float32, (cute.sym_int(),), align=128)
-    return FusedPrefill(config.rows, options), (
+    return FusedPrefill(config, options), (
         a.Q, a.K, a.V, a.G, a.B, a.CU, a.S0, a.O, a.S, scratch, a.scale, cutlass.Int32(1),
         a.A_log, a.dt_bias, a.stream,
     )  # fmt: skip

@@ -8,6 +8,7 @@ parts; :func:`load_schedule` compiles both into the one call that is launched.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from candidates._base import Build, BuildError, Schedule
@@ -25,8 +26,6 @@ from candidates._delta_rule.kernel.launch import (
 from candidates._delta_rule.kernel.options import PLAIN
 from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.config import Config, FusedConfig, schedule_of
-from candidates.gdn_prefill.kernel.fused_plan import BT as FUSED_BT
-from candidates.gdn_prefill.kernel.fused_plan import FusedPlan
 
 __all__ = [
     "LoadedSchedule",
@@ -46,7 +45,7 @@ def kernel_names(segments: int) -> tuple[str, ...]:
 
 def fused_names(config: FusedConfig) -> tuple[str, ...]:
     """The same of a fused schedule."""
-    return ("gdn_fused_", "gdn_fixup") if FusedPlan(config.rows).cuts else ("gdn_fused_",)
+    return ("gdn_fused_", "gdn_fixup") if config.plan.cuts else ("gdn_fused_",)
 
 
 def compile_schedule(schedule: Schedule) -> Build:
@@ -55,8 +54,8 @@ def compile_schedule(schedule: Schedule) -> Build:
     Parameters
     ----------
     schedule : Schedule
-        Choices of the space: ``bt``, ``rows`` and ``segments``; of ``form=fused``, ``rows`` and
-        ``waves``.
+        Choices of the space: ``bt``, ``rows`` and ``segments``; of ``form=fused``, ``bt``,
+        ``rows``, ``waves`` and ``builders``.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def compile_schedule(schedule: Schedule) -> Build:
     require_dsl()
     parts: tuple[Part, ...]
     if isinstance(config, FusedConfig):
-        parts = (_fused_part(config.rows),)
+        parts = (_fused_part(replace(config, waves=1)),)
     else:
         parts = (
             _prep_part(config.bt, config.unroll),
@@ -117,7 +116,7 @@ class LoadedSchedule(shared.LoadedSchedule):
 
     def __init__(self, config: Config | FusedConfig, keep: object = None) -> None:
         if isinstance(config, FusedConfig):
-            super().__init__(config, config.in_place, fused_names(config), FUSED_BT, keep)
+            super().__init__(config, config.in_place, fused_names(config), config.bt, keep)
         else:
             names = kernel_names(config.segments)
             super().__init__(config, config.in_place, names, config.bt, keep)
@@ -148,8 +147,8 @@ def _prep_part(bt: int, unroll: int) -> Part:
 
 
 @functools.lru_cache(maxsize=PARTS)
-def _fused_part(rows: int) -> Part:
-    return compile_part("fused", lambda: _host().fused_job(FusedConfig(rows), True))
+def _fused_part(config: FusedConfig) -> Part:
+    return compile_part("fused", lambda: _host().fused_job(config, True))
 
 
 def _host() -> Any:

@@ -18,7 +18,11 @@ def _shfl(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) ->
         "bfly": lane ^ distance,
     }[parts[2]]
     found = np.take_along_axis(value, source, 1).astype(np.uint32)
-    cta.put(a[0], found.reshape(-1), mask)
+    into, *inside = a[0].split("|")  # and whether the lane that was asked for is there
+    cta.put(into, found.reshape(-1), mask)
+    for name in inside:
+        assert parts[2] == "up"
+        cta.put(name, (lane >= distance).reshape(-1), mask)
 
 
 def _redux(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
