@@ -32,8 +32,15 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
         cut = ["-", "-"]
         if view is not None:
             heads: int = w.heads  # type: ignore[attr-defined]
-            # ALIKE: the kernels of the shipped campaign know no other cuts.
-            runs = run_chunks(view, heads, w.lengths, sms, ALIKE)  # type: ignore[attr-defined]
+            # The kernels of the shipped campaign know no other cuts, and begin two chunks early.
+            runs = run_chunks(
+                view,
+                heads,
+                w.lengths,  # type: ignore[attr-defined]
+                sms,
+                ALIKE,
+                early=2,
+            )
             longest = max(map(sum, runs))
             cut = [str(len(runs)), str(longest)]
             if us is not None:
