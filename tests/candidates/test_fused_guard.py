@@ -17,6 +17,7 @@ from candidates.kda_prefill.kernel.fused_plan import (
     ALIKE,
     BT,
     GUARD_CUT,
+    GUARD_DECAYS,
     RUN,
     SHORT,
     FusedPlan,
@@ -143,6 +144,12 @@ def test_a_chunk_is_enough_at_nearly_all_cuts_of_production_and_two_at_all() -> 
 
 
 # ----------------------------------------------------------- the guard in the interpreter
+
+
+def test_decays_of_three_cuts_have_room_where_outputs_stand_later() -> None:
+    for frame, builders in (("middle", 3), ("middle", 2), ("boundary", 2)):
+        plan = FusedPlan(frame, builders)
+        assert plan.off_group - plan.off_o >= 3 * (BT // 2) * GUARD_DECAYS
 
 
 def guarded(

@@ -220,25 +220,24 @@ class Guard(Load):
     def leave_sums(self, at, sums, beta, pair, lane):
         """Sum over lanes, and leave a row of a pair for each place: s, two squares, ten norms and
         two write strengths."""
-        parts = [x for place in sums for x in place]
-        # 39 sums in 40 exchanges: each halves what a lane has left.
-        for d in (16, 8, 4, 2, 1):
-            count = len(parts)
-            n = (count + 1) // 2
+        # Number by number, each of three places, and as if there were 16: four exchanges halve
+        # what a lane has, until it has the number lane / 2.
+        parts = [x for number in zip(*sums, strict=True) for x in number]
+        parts += [F32(0.0)] * (48 - len(parts))
+        for d in (16, 8, 4, 2):
             upper = (lane & d) > 0
-            parts = [*parts, F32(0.0)][: 2 * n]
+            n = len(parts) // 2
             parts = [
                 op.select(upper, parts[n + i], parts[i])
                 + cute.arch.shuffle_sync_bfly(op.select(upper, parts[i], parts[n + i]), offset=d)
                 for i in range(n)
             ]
-        for j in cutlass.range_constexpr(len(parts)):
-            number = sum_of(lane, j)
-            i = (number * 79) >> 10  # number / SUMS
-            place = at + (i * GUARD_CUT + (number - i * SUMS) * 4 + pair * 64)
-            value = op.select(number - i * SUMS > 2, ops.sqrt(parts[j]), parts[j])
-            if number < 64:
-                op.store_f32(place, value, self.plan.off_guard)
+        parts = [x + cute.arch.shuffle_sync_bfly(x, offset=1) for x in parts]
+        parts = [op.select(lane // 2 > 2, ops.sqrt(x), x) for x in parts]
+        if lane % 2 == 0 and lane < 2 * SUMS:
+            place = at + (lane * 2 + pair * 64)
+            for i in cutlass.range_constexpr(3):
+                op.store_f32(place, parts[i], self.plan.off_guard + i * GUARD_CUT)
         if lane < 6:
             place = at + (lane // 2 * GUARD_CUT + lane % 2 * 4 + pair * 64)
             op.store_f32(place, beta, self.plan.off_guard + 4 * SUMS)
@@ -313,13 +312,3 @@ def whole(squares):
 def face(squares, by):
     """:func:`whole`, and what is left of the squares behind what the channels decay ``by``."""
     return whole(squares), [ops.mul(x, by[i // 8 * 4 + i % 4]) for i, x in enumerate(squares)]
-
-
-def sum_of(lane, j):
-    """Which of 39 sums is a lane's ``j``-th of two when they are halved five times; at least 64
-    where it is none."""
-    number, none = I32(j), I32(0)
-    for d, n, count in ((1, 2, 3), (2, 3, 5), (4, 5, 10), (8, 10, 20), (16, 20, 39)):
-        number = number + op.select((lane & d) > 0, I32(n), I32(0))
-        none = op.select(number < count, none, I32(64))
-    return number + none
