@@ -258,7 +258,7 @@ def window_bounds(x: _Chunks, base: int, count: int) -> Tensor:
     """
     own = slice(base, base + count)
     (e1, e2), (k1, k2) = ([t[own, :, i::2] for i in range(2)] for t in (exp(x.g), x.k))
-    beta = x.beta[own].unflatten(-1, (_HALF, 2)).movedim(-1, 0)
+    beta = x.beta[own].view(count, -1, _HALF, 2).movedim(-1, 0)
     both = e1 * e2
     decays = bf16(both * both)
     fore, back = ([y * y for y in pair] for pair in ((k1 * e1, k2 * both), (k1 * e2, k2)))
@@ -285,7 +285,7 @@ def window_bounds(x: _Chunks, base: int, count: int) -> Tensor:
         w = w1, beta[1, ..., p] * (v[1] + inner[..., p] * w1)
         for level in range(3):
             if not p >> level & 1:
-                more = sum(near[level][r][..., p] * w[r] for r in range(2))
+                more = near[level][0][..., p] * w[0] + near[level][1][..., p] * w[1]
                 carried[level] = more if p % (1 << level) == 0 else carried[level] + more
         bound = bound + sum(end[r][..., p] * w[r] for r in range(2))
     return (bound.log() + GUARD_MARGIN).masked_fill(~tame, torch.inf)

@@ -129,7 +129,7 @@ def test_the_bound_is_near_what_it_bounds_at_gates_of_production() -> None:
 
 
 def test_a_chunk_is_enough_at_nearly_all_cuts_of_production_and_two_at_all() -> None:
-    workload = OPERATION.workloads["1024/4/1"]
+    workload = KdaWorkload("1024/4/1", heads=4, lengths=(1024,))
     cuts = [c for c in cuts_of(workload.lengths, workload.heads, 132) if c[1] > 0]
     needed = []
     for seed in range(4):
