@@ -158,7 +158,12 @@ def _prep(view: KdaSchedule, heads: int, lengths: tuple[int, ...], constants: Co
 
 
 def run_chunks(
-    view: FusedSchedule, heads: int, lengths: tuple[int, ...], sms: int, how: int = SHORTER
+    view: FusedSchedule,
+    heads: int,
+    lengths: tuple[int, ...],
+    sms: int,
+    how: int = SHORTER,
+    early: int = SHORT,
 ) -> list[list[int]]:
     """Chunks that each run of a CTA scans, piece by piece, those of its early start among them.
 
@@ -171,6 +176,8 @@ def run_chunks(
         Of the machine.
     how : int
         How sequences may be cut; see :mod:`.kernel.fused_plan`.
+    early : int
+        Chunks that a run begins early.
 
     Returns
     -------
@@ -184,7 +191,7 @@ def run_chunks(
         ends = [counts[i % len(counts)] for i in range(chain, last)] + [stop] * (stop > 0)
         pieces = [end - (i == 0) * begin for i, end in enumerate(ends)]
         if any(pieces):
-            pieces[0] += min(SHORT, begin)
+            pieces[0] += min(early, begin)
             found.append(pieces)
     return found
 

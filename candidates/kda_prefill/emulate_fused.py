@@ -30,7 +30,7 @@ from candidates._delta_rule.emulate import (
 )
 from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
-from candidates.kda_prefill.kernel.fused_plan import BT, SHORT, cuts_of, runs_of
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD_MARGIN, SHORT, cuts_of, runs_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
@@ -56,7 +56,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     for n, (length, base) in enumerate(zip(plan.lengths, plan.base, strict=True)):
         count = -(-length // BT)
         chains = [cuts.get(h * len(plan.lengths) + n, []) for h in range(heads)]
-        bound = pair_bounds(chunks, base, count) if any(chains) else None
+        bound = window_bounds(chunks, base, count) if any(chains) else None
         for h in range(heads):
             numbers, begins, warm = [0], [0], [0]
             if bound is not None:
@@ -115,7 +115,7 @@ def warm_ups(inputs: Mapping[str, Any], n: int, h: int, boundary: int) -> int:
     """Chunks of warm-up at chunk ``boundary`` of a sequence and head; -1 if none will do."""
     plan = Plan.of(_CHUNKS, inputs)
     chunks = _Chunks.of(plan, inputs)
-    bounds = pair_bounds(chunks, plan.base[n], -(-plan.lengths[n] // BT))
+    bounds = window_bounds(chunks, plan.base[n], -(-plan.lengths[n] // BT))
     return _warm_up(bounds[:, h], boundary)
 
 
@@ -249,31 +249,63 @@ def _walk(
 # ----------------------------------------------------------------------------------- guard
 
 
-def pair_bounds(x: _Chunks, base: int, count: int) -> Tensor:
-    """Logarithm of the bound on the map of each pair of tokens, ``[count, H]`` summed by chunk.
+def window_bounds(x: _Chunks, base: int, count: int) -> Tensor:
+    """Logarithm of the bound on the map of each chunk, ``[count, H]``.
 
-    Infinite where a token's map is not known to be of norm 1 at most.
+    Infinite where a token's map is not known to be of norm 1 at most.  See
+    :mod:`.kernel.fused_guard`: ``fore`` and ``back`` are squares of keys ``[count, H, pairs, K]``
+    that have decayed from the pair's begin and to its end, and then from further off.
     """
     own = slice(base, base + count)
-    g1, g2, k1, k2 = (t[own, :, i::2] for t in (x.g, x.k) for i in range(2))
-    beta = x.beta[own].view(count, -1, _HALF, 2)
-    square = k1 * k1
-    mixed = ((square * exp(2 * g1)).sum(-1) * (square * exp(2 * g2)).sum(-1)).sqrt()
-    bound = exp((g1 + g2).amax(-1)) + beta[..., 0] * mixed
-    strength = beta * torch.stack([square.sum(-1), (k2 * k2).sum(-1)], -1)
-    tame = ((beta >= 0) & (strength <= 2)).all(-1)
-    logs: Tensor = bound.log().clamp(min=-1e3).masked_fill(~tame, torch.inf).sum(-1)
-    return logs
+    (e1, e2), (k1, k2) = ([t[own, :, i::2] for i in range(2)] for t in (exp(x.g), x.k))
+    beta = x.beta[own].view(count, -1, _HALF, 2).movedim(-1, 0)
+    both = e1 * e2
+    decays = bf16(both * both)
+    fore, back = ([y * y for y in pair] for pair in ((k1 * e1, k2 * both), (k1 * e2, k2)))
+    inner = (k2 * k1 * e2).sum(-1).abs()
+    squares = torch.stack([(k * k).sum(-1) for k in (k1, k2)])
+    tame = ((beta >= 0) & (beta * squares <= 2)).all(0).all(-1)
+    pairs = torch.arange(_HALF)
+    near = []
+    for level in range(3):
+        by = _product([decays[:, :, pairs ^ y] for y in range(1 << level, 2 << level)])
+        late = (pairs >> level & 1).bool().unsqueeze(-1)
+        near.append([torch.where(late, *y).sum(-1).sqrt() for y in zip(fore, back, strict=True)])
+        fore = [torch.where(late, y * by, y) for y in fore]
+        back = [torch.where(late, y, y * by) for y in back]
+    begin, end = ([y.sum(-1).sqrt() for y in side] for side in (fore, back))
+    bound = _product(list(decays.unbind(2))).amax(-1).sqrt()
+    carried = [torch.zeros_like(bound) for _ in range(3)]
+    for p in range(_HALF):
+        v = [y[..., p] for y in begin]
+        for level in range(3):
+            if p >> level & 1:
+                v = [v[r] + near[level][r][..., p] * carried[level] for r in range(2)]
+        w1 = beta[0, ..., p] * v[0]
+        w = w1, beta[1, ..., p] * (v[1] + inner[..., p] * w1)
+        for level in range(3):
+            if not p >> level & 1:
+                more = near[level][0][..., p] * w[0] + near[level][1][..., p] * w[1]
+                carried[level] = more if p % (1 << level) == 0 else carried[level] + more
+        bound = bound + sum(end[r][..., p] * w[r] for r in range(2))
+    return (bound.log() + GUARD_MARGIN).masked_fill(~tame, torch.inf)
+
+
+def _product(factors: list[Tensor]) -> Tensor:
+    """By a tree, each product rounded to bf16."""
+    while len(factors) > 1:
+        factors = [bf16(a * b) for a, b in zip(factors[::2], factors[1::2], strict=True)]
+    return factors[0]
 
 
 def _warm_up(bounds: Tensor, begin: int) -> int:
     """Chunks of warm-up for a piece from chunk ``begin`` on; -1 if only the exact state will do."""
     if begin <= SHORT:
         return begin
-    near = float(bounds[begin - SHORT : begin].sum())
+    near = float(bounds[begin - SHORT])
     if near <= GUARD:
         return SHORT
     if begin <= 2 * SHORT:
         return begin
-    far = float(bounds[begin - 2 * SHORT : begin - SHORT].sum())
+    far = float(bounds[begin - 2 * SHORT])
     return 2 * SHORT if near <= GUARD / 4 and near + far <= GUARD else -1

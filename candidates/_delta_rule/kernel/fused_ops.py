@@ -8,6 +8,7 @@ from __future__ import annotations
 from candidates._delta_rule.kernel import prep_ops as op
 
 __all__ = [
+    "ballot",
     "bar_arrive",
     "bar_arrive_in",
     "bar_end",
@@ -22,9 +23,12 @@ __all__ = [
     "fence_async",
     "fetch",
     "in_cta",
+    "largest",
     "load_shared32",
     "load_shared64",
     "log2",
+    "mul",
+    "mul_bf16x2",
     "opaque",
     "rcp",
     "rsqrt",
@@ -97,6 +101,15 @@ def sync_group_below(number, x, bound):
     )
 
 
+def ballot(x):
+    """A bit for each lane: whether its number is not 0."""
+    return op.ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; vote.sync.ballot.b32 {$w0}, p, 0xffffffff; }",
+        [I32],
+        [x],
+    )
+
+
 def sync_warp():
     """All lanes; orders their accesses to shared memory."""
     op.ptx("bar.warp.sync 0xffffffff;")
@@ -133,6 +146,21 @@ def rsqrt(x):
 def log2(x):
     """Fast binary logarithm."""
     return op.ptx("lg2.approx.ftz.f32 {$w0}, {$r0};", [F32], [x])
+
+
+def mul(x, y):
+    """The product, rounded: no sum that it is a term of takes it into an fma."""
+    return op.ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", [F32], [x, y])
+
+
+def mul_bf16x2(x, y):
+    """Products of two packed bf16."""
+    return op.ptx("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", [I32], [x, y])
+
+
+def largest(x):
+    """The largest of a warp's numbers, none of which is negative."""
+    return op.ptx("redux.sync.max.u32 {$w0}, {$r0}, 0xffffffff;", [F32], [x])
 
 
 def load_shared32(address, at=0):

@@ -384,8 +384,8 @@ class Fused(Guard, Build, Scanning):
 
     @cute.jit
     def guess(self, at, number, begin, end, lane):
-        """Make the first piece of the CTA's run, two chunks early, this warp's job; whether it has
-        one."""
+        """Make the first piece of the CTA's run, a short start early, this warp's job; whether it
+        has one."""
         start = max(begin.chunk - SHORT, 0)
         stop = self.stop(begin, end)
         if lane == 0:

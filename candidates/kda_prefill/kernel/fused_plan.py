@@ -16,6 +16,10 @@ from candidates._delta_rule.kernel.pieces import JOB_WORDS, PIECE
 __all__ = [
     "ALIKE",
     "BT",
+    "GUARD_CUT",
+    "GUARD_DECAYS",
+    "GUARD_MARGIN",
+    "LEAST",
     "LINE",
     "LOWER_PITCH",
     "NEVER",
@@ -45,8 +49,19 @@ PITCH = 24
 LOWER_PITCH = 20
 """fp32 elements per row of L, free of bank conflicts as in :mod:`.prep_plan`."""
 
-SHORT = 2
+SHORT = 1
 """Chunks of a short warm-up; a long one is twice that."""
+
+GUARD_DECAYS = 2 * HEAD
+"""Bytes of what the channels decay by in a pair of tokens, as the guard leaves it."""
+
+GUARD_CUT = 64 * BT // 2 + 16
+"""Bytes that the guard leaves of a cut: a row for each pair of tokens, and the largest decay.  No
+two cuts begin in the same bank."""
+
+GUARD_MARGIN = 1 / 32
+"""What is added to the logarithm of a bound for roundings: up to 15 to bf16 of squared decays, each
+of 2^-9, make 0.015 of it."""
 
 NEVER, ALIKE, SHORTER, LINE = 0, 1, 2, 3
 """How sequences may be cut: not at all; all into equally many pieces; so, or along the line of all
@@ -55,7 +70,7 @@ chains where the longest run is shorter by that; always along the line."""
 SECOND = 2
 """Chunks that it is worth to begin another piece; at least 1, or lengths would need a sum."""
 
-LEAST = 2 * SHORT
+LEAST = 4
 """Places of a run of the line, at least."""
 
 GAIN = 16
@@ -162,12 +177,13 @@ class FusedPlan:
 
     @property
     def off_guard(self) -> int:
+        """What the guard knows of three cuts; decays stand where outputs do later."""
         return self.off_end + self.stages * 4 * HEAD
 
     @property
     def off_jobs(self) -> int:
         """Up to three jobs of a pair, the CTA's own run, and the piece that each warp is at."""
-        return self.off_guard + 192
+        return self.off_guard + 3 * GUARD_CUT
 
     @property
     def off_bar(self) -> int:

@@ -102,6 +102,9 @@ def _shr(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> 
 
 def _mul(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
     kind = parts[-1]
+    if kind == "bf16x2":
+        cta.put(a[0], _mul_bf16x2(cta.get(a[1]), cta.get(a[2])), mask)
+        return
     x, y = cta.get(a[1], kind), cta.get(a[2], kind)
     if parts[1] in ("wide", "hi"):
         wide = np.uint64 if kind == "u32" else np.int64
@@ -111,6 +114,15 @@ def _mul(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> 
     else:
         value = x * y
     cta.put(a[0], value, mask)
+
+
+def _mul_bf16x2(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    high = np.uint32(0xFFFF0000)
+    halves = [
+        _round_bf16(a.view(np.float32) * b.view(np.float32)).astype(np.uint32)
+        for a, b in ((x << np.uint32(16), y << np.uint32(16)), (x & high, y & high))
+    ]
+    return halves[1] << np.uint32(16) | halves[0]
 
 
 def _mad(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
