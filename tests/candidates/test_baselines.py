@@ -333,7 +333,7 @@ OURS = [
             {"form": "fused", "frame": "boundary", "builders": 2, "waves": 1},
         ),
         ("gdn_prefill", "split", {"form": "split", "bt": 32, "rows": 64, "segments": 1}),
-        ("gdn_prefill", "fused", {"form": "fused", "rows": 128, "waves": 1}),
+        ("gdn_prefill", "fused", {"form": "fused", "bt": 64, "rows": 128, "waves": 1}),
     )
 ]
 ENTRIES = {"kda_prefill": kda_entry, "gdn_prefill": gdn_entry}
@@ -398,7 +398,7 @@ def compiled_name(operation: str, config: Any, options: Any) -> str:
         return Fused(config.frame, config.builders, options).name
     if isinstance(config, gdn_entry.Config):
         return GdnPrep(config.bt, config.unroll, options).name
-    return GdnFused(config.rows, options).name
+    return GdnFused(config.bt, config.rows, config.builders, options).name
 
 
 def test_a_split_schedule_of_kda_says_that_it_takes_no_raw_inputs() -> None:
