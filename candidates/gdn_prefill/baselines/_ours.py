@@ -22,7 +22,9 @@ class GdnFedRaw(FedRaw):
         # With more value heads than heads the name of the form goes on.
         options = entry.Options(gate="softplus", **FORM)
         config = config_of(self.schedule)
-        size = f"r{config.rows}" if isinstance(config, entry.FusedConfig) else str(config.bt)
+        size = str(config.bt)
+        if isinstance(config, entry.FusedConfig):
+            size = f"t{config.bt}_r{config.rows}_b{config.builders}"
         kind, *behind = LoadedSchedule(config).kernel_names
         return (f"{kind}{size}{options.suffix}", *behind)
 
