@@ -1,4 +1,4 @@
-"""The arithmetic of the fused kernel on the CPU: its frames, its roundings and its pieces.
+"""The arithmetic of the fused kernel on the CPU: its frames, its roundings and its runs.
 
 As :mod:`.emulate`, whose chunks, rounding and inverse it shares: what differs is where the state
 is held between chunks and that a run of chunks that begins within a sequence may start from zero,

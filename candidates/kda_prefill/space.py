@@ -86,7 +86,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "waves",
         (1, 2, 4),
-        "pieces of all sequences, in CTAs for each SM: more balance better and warm up more often",
+        "runs that all chunks are cut into, for each SM: more balance better and start early more often",
         _FUSED,
     ),
 )
@@ -185,7 +185,7 @@ class FusedSchedule:
     builders : int
         Warpgroups that build chunks.
     waves : int
-        CTAs per SM that the sequences are cut into pieces for.
+        Runs that the chunks of all sequences and heads are cut into, for each SM.
     """
 
     frame: str

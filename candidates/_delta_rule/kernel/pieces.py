@@ -1,4 +1,4 @@
-"""Pieces of sequences: how they are cut, and where exact segments of them stand in scratch.
+"""Pieces of sequences: how many there are, and where exact segments stand in scratch.
 
 Needs neither torch nor the DSL.
 """

@@ -3,8 +3,8 @@
 A CTA takes a *run* of the chunks of all sequences and heads: one or several *pieces*, each of one
 sequence of one head.  Two warpgroups hold the transposed state, 64 value rows each; two or three
 more take turns at building chunks of 16 tokens, each from its own asynchronously filled inputs,
-into a ring of stages that have the form of the split kernels' images.  Nothing but inputs and
-outputs moves through global memory.
+into a ring of stages that have the form of the split kernels' images.  Nothing but inputs, outputs
+and what exact segments leave moves through global memory.
 
 With b the cumulative gate of a chunk and m its 8th token, scores are made of kR = k e^(b - b_m),
 qR = q e^(b - b_m) and kC = k e^(b_m - b).  In the ``middle`` frame the scan uses these too:
@@ -14,8 +14,9 @@ with S~ = diag(e^b_m) S,
     S~' = diag(e^(b_16 - b_m + b'_m)) (S~ + kC^T Vn)
 
 so that two exponentials, three products and three stores per element are all; the decay
-spans two half chunks, so that gates of -5 are the strongest it bears.  The ``boundary`` frame has
-Qhat, Kbar and W at the chunk's ends, as the split kernels do, and bears -10.
+spans two half chunks, which bears gates of -5.  The ``boundary`` frame has Qhat, Kbar and W at the
+chunk's ends, as the split kernels do, and bears -10.  Chunks with stronger gates are steep, and
+right in both: :mod:`.fused_steep`.
 
 A run that begins within a sequence starts a few chunks early from a zero state where
 :class:`.fused_guard.Guard` proves that this drops nothing that counts; where it does not, its first

@@ -69,7 +69,7 @@ class Guard(Load):
         where one does not ask.
 
         Scanning warps; the same arithmetic whoever asks and in whichever of the three places, so
-        that neighbouring pieces agree.
+        that neighbouring CTAs agree.
         """
         short = [(r, h, b - SHORT, u and b > SHORT) for r, h, b, u in boundaries]
         near = self.windows(K, G, B, at, short, H, warp_id, lane)
