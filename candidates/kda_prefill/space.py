@@ -86,7 +86,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         "waves",
         (1, 2, 4),
-        "runs that all chunks are cut into, for each SM: more balance better and start early more often",
+        "runs that all chunks are cut into, for each SM: more balance better, and start early "
+        "more often",
         _FUSED,
     ),
 )
