@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from candidates import Family, Schedule
 from factory.errors import UserError
+from factory.leader import leader
 from leaderboard.records import Clock
 from operations import Operation
 
@@ -82,22 +83,14 @@ def choose(
 
 def _winner(operation: Operation, family: Family, stores: Sequence[Store]) -> Entry | Missing:
     """First of the finals of the campaign that leads the ranking, else its leader."""
-    from leaderboard import ranked, winner
+    from leaderboard import winner
 
     for store in stores:
-        leaders = ranked(
-            store,
-            operation=operation.name,
-            operation_version=operation.version,
-            clock=Clock.GPU,
-            source_hash=family.source_hash(),
-            limit=1,
-        )
-        if not leaders:
+        first = leader(store, operation, family)
+        if first is None:
             continue
-        leader = leaders[0]
-        final = winner(store, leader.campaign_id)
-        trial = store.get_trial(leader.id if final is None else final.id)
+        final = winner(store, first.campaign_id)
+        trial = store.get_trial(first.id if final is None else final.id)
         where = f"trial {trial.id} of {trial.campaign_id} in {store.name}"
         try:
             schedule = family.schedule(trial.schedule)

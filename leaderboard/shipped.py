@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from leaderboard._engine import SHIPPED, make_engine, normalise
 from leaderboard.store import DEFAULT_URL, Store, open_store
-from leaderboard.transfer import import_lines
-from leaderboard.whole_file import COMPRESSED, open_text
+from leaderboard.transfer import import_open
+from leaderboard.whole_file import COMPRESSED
 
 __all__ = ["open_for_reading", "shipped_files", "shipped_store"]
 
@@ -43,8 +43,8 @@ def shipped_store() -> Store:
     engine = make_engine(normalise("sqlite://"), read_only=False)
     loader = Store(engine, name=name, read_only=False)
     for file in found:
-        with file.open("rb") as raw, open_text(cast("BinaryIO", raw), file.name) as stream:
-            import_lines(loader, stream, name=f"shipped {file.name}")
+        with file.open("rb") as raw:
+            import_open(loader, cast("BinaryIO", raw), file.name, name=f"shipped {file.name}")
     with engine.connect() as connection:
         connection.execute(sa.text("PRAGMA query_only = ON"))
     return Store(engine, name=name, read_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,6 +47,7 @@ __all__ = [
     "export_lines",
     "import_file",
     "import_lines",
+    "import_open",
 ]
 
 FORMAT = "kernel-factory leaderboard"
@@ -153,14 +154,35 @@ def import_lines(store: Store, lines: Iterable[str], *, name: str = "input") -> 
 def import_file(store: Store, path: Path) -> ImportResult:
     """:func:`import_lines` of a file, which is compressed if its name ends in ``.xz``."""
     try:
-        with path.open("rb") as raw, open_text(raw, path.name) as stream:
-            return import_lines(store, stream, name=str(path))
+        with path.open("rb") as raw:
+            return import_open(store, raw, path.name, name=str(path))
     except OSError as error:
         raise TransferError(f"cannot read {path}: {error.strerror}") from None
-    except (LZMAError, EOFError) as error:
-        raise TransferError(f"{path} is not a whole .xz file: {error}") from None
+
+
+def import_open(store: Store, raw: BinaryIO, file_name: str, *, name: str) -> ImportResult:
+    """:func:`import_lines` of an open file.
+
+    Parameters
+    ----------
+    raw : BinaryIO
+    file_name : str
+        Its name, whose end tells whether it is compressed.
+    name : str
+        What to call it in messages.
+
+    Raises
+    ------
+    OSError
+    TransferError
+    """
+    try:
+        with open_text(raw, file_name) as stream:
+            return import_lines(store, stream, name=name)
     except UnicodeDecodeError:
-        raise TransferError(f"{path} is not a leaderboard export: it is not text") from None
+        raise TransferError(f"{name} is not a leaderboard export: it is not text") from None
+    except (LZMAError, EOFError) as error:
+        raise TransferError(f"{name} is not a whole .xz file: {error}") from None
 
 
 def _why(error: Exception) -> str:

@@ -50,7 +50,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
     target = path.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if target.name.endswith(COMPRESSED):
+        if path.name.endswith(COMPRESSED):
             with lzma.open(partial, "wt", preset=9, encoding="utf-8", newline="") as packed:
                 yield cast("TextIO", packed)
         else:

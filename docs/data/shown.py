@@ -176,7 +176,7 @@ def choose(store: Store, operation: str) -> Shown:
 
 
 def _is_steady(store: Store, campaign: CampaignRecord, row: LeaderboardRow) -> bool:
-    """Whether no tuned shape's time depends on the gates; of one without a time it may."""
+    """Whether no tuned shape's time depends on the gates; not if one of them has no time."""
     times = Times(store, row.id, row.job_id)
     read = next(c for c in CLOCKS if c.regime == "slow")
     slow = times.of(None, read, campaign.workloads, mean=False)

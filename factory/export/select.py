@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from candidates import Family, Schedule
 from factory.errors import UserError
 from factory.export.exporter import ExportError
+from factory.leader import leader
 from leaderboard import (
     CampaignRecord,
     Clock,
@@ -26,7 +27,6 @@ from leaderboard import (
     Verdict,
     contrast,
     named_times,
-    ranked,
     winner,
 )
 
@@ -144,20 +144,13 @@ def select(
 
 def _winner(operation: Operation, family: Family, store: Store) -> Selection | str:
     """The winner of the campaign that leads the ranking, or why there is none."""
-    leaders = ranked(
-        store,
-        operation=operation.name,
-        operation_version=operation.version,
-        clock=Clock.GPU,
-        source_hash=family.source_hash(),
-        limit=1,
-    )
-    if not leaders:
+    first = leader(store, operation, family)
+    if first is None:
         return (
             f"no measured trial of version {operation.version} has a place:"
             " factory leaderboard --status all shows what there is"
         )
-    campaign = store.get_campaign(leaders[0].campaign_id)
+    campaign = store.get_campaign(first.campaign_id)
     final = winner(store, campaign.id)
     if final is None:
         return f"campaign {campaign.id} has no finals, and only these name a winner"

@@ -431,6 +431,18 @@ def test_shipped_results_open_read_only_under_their_gpu(
             session.connection().exec_driver_sql("DELETE FROM kf_trials")
 
 
+def test_a_damaged_shipped_file_is_named(
+    full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped").mkdir()
+    packed = tmp_path / "shipped" / "h200.jsonl.xz"
+    export_file(full, packed)
+    packed.write_bytes(packed.read_bytes()[:-40])
+    monkeypatch.setattr(shipped_module, "files", lambda package: tmp_path)
+    with pytest.raises(TransferError, match=r"shipped h200.jsonl.xz is not a whole .xz file"):
+        shipped_store()
+
+
 def test_without_shipped_results_the_board_is_empty_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
