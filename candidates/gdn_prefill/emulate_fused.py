@@ -34,6 +34,7 @@ from candidates.gdn_prefill.kernel.fused_plan import (
     parts_of,
     pieces_of,
     span_of,
+    windows_of,
 )
 from candidates.gdn_prefill.space import FusedSchedule
 
@@ -51,6 +52,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     spans = list(pairwise(inputs["cu_seqlens"].tolist()))
     pieces = pieces_of(view.bt, view.rows, view.waves, T, len(spans), HV, SMS)
     span = span_of(max(pieces, len(spans)), T, len(spans))
+    windows = windows_of(span)
     o = torch.zeros_like(inputs["v"])
     for n, (begin, end) in enumerate(spans):
         length = -(-(end - begin) // PIECE)
@@ -61,7 +63,9 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
             continue
         for h in range(HV):
             first = h * pieces + begin // span + n
-            last, out = _pieces(inputs, view.bt, begin, end, h, parts, first, final[n, h], scale)
+            last, out = _pieces(
+                inputs, view.bt, begin, end, h, parts, first, windows, final[n, h], scale
+            )
             final[n, h], o[begin:end, h] = last, out.to(o.dtype)
     return {"o": o, "final_state": final.transpose(-1, -2).contiguous()}
 
@@ -74,11 +78,12 @@ def _pieces(
     h: int,
     parts: int,
     first: int,
+    windows: int,
     state: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """A sequence of a value head, in pieces of which ``first`` is the number of the first among
-    all: last state ``[K, V]`` and outputs ``[tokens, V]``."""
+    all and which start ``windows`` early at most: last state ``[K, V]`` and outputs ``[tokens, V]``."""
     length = -(-(end - begin) // PIECE)
     bounds = [length * p // parts for p in range(parts + 1)]
 
@@ -88,7 +93,7 @@ def _pieces(
         last, out = _walk(chunks, from_[None], scale)
         return last[0], out[(at - start) * PIECE : rows[1] - rows[0], 0]
 
-    warm = [0, *(warm_up(inputs, begin, h, b) for b in bounds[1:-1])]
+    warm = [0, *(warm_up(inputs, begin, h, b, windows) for b in bounds[1:-1])]
     last, outputs = state, []
     for p, behind in exact_segments(warm, range(first, first + len(warm))):
         at, stop, exact = bounds[p], bounds[behind], warm[p] < 0
@@ -102,13 +107,15 @@ def _pieces(
     return last, torch.cat(outputs)
 
 
-def warm_up(inputs: Mapping[str, Any], row: int, h: int, begin: int) -> int:
+def warm_up(
+    inputs: Mapping[str, Any], row: int, h: int, begin: int, windows: int = WINDOWS
+) -> int:
     """PIECEs that a piece has to start early, which begins ``begin`` of them behind a sequence's
-    first row ``row``; -1 if only the exact state will do."""
+    first row ``row``; -1 if only the exact state will do, or more than so many windows."""
     heads = inputs["v"].shape[1]
     key_head = h // (heads // inputs["k"].shape[1])
     at, total = row + begin * PIECE, 0.0
-    for reach in range(1, WINDOWS + 1):
+    for reach in range(1, min(windows, WINDOWS) + 1):
         window = slice(max(at - reach * WINDOW, row), max(at - (reach - 1) * WINDOW, row))
         total += float(inputs["g"][window, h].clamp(max=0.0).sum())
         if reach * WINDOW >= begin * PIECE:

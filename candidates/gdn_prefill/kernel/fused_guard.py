@@ -34,12 +34,12 @@ class Guard(Activation):
     options: Options
 
     @cute.jit
-    def guards(self, K, G, B, at, boundaries, warp_id, lane):
+    def guards(self, K, G, B, at, boundaries, most, warp_id, lane):
         """How many tokens before each of three boundaries a piece has to start, by PIECE; -1 where
         only the exact state will do.
 
         A boundary is (first row of its sequence, head, PIECEs from there, whether to ask at all);
-        0 where one does not ask.  All threads; the same arithmetic whoever asks, so that
+        0 where one does not ask.  ``most``: windows of an early start.  All threads; the same arithmetic whoever asks, so that
         neighbouring pieces agree.
         """
         fmin = cute.arch.fmin
@@ -63,7 +63,7 @@ class Guard(Activation):
                         place = self.plan.off_guard + 4 * (WINDOWS * i + half * k)
                         op.store_f32(at + warp_id * 4, total, place)
         cute.arch.sync_threads()
-        reach = [self.reach(at, i, boundaries[i], lane) for i in range(3)]
+        reach = [self.reach(at, i, boundaries[i], most, lane) for i in range(3)]
         # Keys of window w before boundary i, by all warps; w = 0 is the last one before it.
         warps: cutlass.Constexpr = self.plan.threads // 32
         for turn in cutlass.range_constexpr((3 * WINDOWS + warps - 1) // warps):
@@ -94,14 +94,14 @@ class Guard(Activation):
         return out
 
     @cute.jit
-    def reach(self, at, i: cutlass.Constexpr, boundary, lane):
-        """Windows over which gates forget enough, or that reach the start; or -1.  A lane looks at
-        as many windows as its number and one more."""
+    def reach(self, at, i: cutlass.Constexpr, boundary, most, lane):
+        """Windows over which gates forget enough, or that reach the start, ``most`` of them and
+        WINDOWS at most; or -1.  A lane looks at as many windows as its number and one more."""
         begin = boundary[2]
         place = at + (lane & (WINDOWS - 1)) * 4
         total = prefix_sum(op.load_f32(place, self.plan.off_guard + 4 * WINDOWS * i))
         enough = total <= GUARD or (lane + 1) * WINDOW >= begin * PIECE
-        found = op.select(enough and lane < WINDOWS, lane, I32(WINDOWS))
+        found = op.select(enough and lane < min(most, WINDOWS), lane, I32(WINDOWS))
         found = cute.arch.warp_redux_sync(found, "min")
         return op.select(found < WINDOWS, found + 1, I32(-1))
 

@@ -31,7 +31,7 @@ from candidates._delta_rule.kernel.exact import (
 )
 from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
 from candidates._delta_rule.kernel.ragged import bounds, owner
-from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan, parts_of, span_of
+from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan, parts_of, span_of, windows_of
 
 __all__ = ["Jobs"]
 
@@ -102,7 +102,9 @@ class Jobs(Segments):
             (row0_b, h_b, begin_b, there_b and inside_b),
             (row0_b, h_b, stop_b, there_b and not last_b),
         )
-        left, inner, right = self.guards(K, G, B, at, asked, warp_id, lane)
+        left, inner, right = self.guards(
+            K, G, B, at, asked, windows_of(span), warp_id, lane
+        )
         exact, merged = left < 0, same and inner < 0
         flag, jobs, only_b = I32(FREE), I32(1), rank > 0
         role, role_b, is_map = I32(3), I32(3), I32(0)

@@ -27,10 +27,14 @@ __all__ = [
     "pieces_of",
     "span_of",
     "strict_block",
+    "windows_of",
 ]
 
 WINDOW, WINDOWS = 32, 16
 """Tokens that an early start is a multiple of, and how many of them it has at most."""
+
+EARLY = 2
+"""Tokens of an early start, in halves of a piece, at most: an exact segment costs 2 of them."""
 
 SHORTEST = 4
 """Chunks of a piece, on the average: fewer are not worth an early start."""
@@ -264,15 +268,18 @@ class FusedPlan:
 def pieces_of(bt: int, rows: int, waves: int, T: int, N: int, HV: int, sms: int) -> int:
     """Pieces that N sequences of T tokens in all are cut into, at most, for each head.
 
-    ``waves`` CTAs for each SM, no fewer than one for each sequence and head, and not so many that
-    they would be short; N, which is not to cut, where a CTA has 64 rows.  Half of N where sequences
-    are so many that a CTA takes two: the second one's chunks are begun behind the first one's.
+    As many as all tokens would be cut into for ``waves`` CTAs on each SM, without being short, and
+    one more for each sequence but the first, because a sequence ends in a piece of its own.  N,
+    which is not to cut, where there are CTAs enough without, or where one has 64 rows.  Half of N
+    where sequences are so many that a CTA takes two: the second one's chunks are begun behind the
+    first one's.
     """
     if rows < HEAD:
         return N
     if N * HV >= MANY * sms:
         return (N + 1) // 2
-    return max(min(waves * sms // max(HV, 1), N - 1 + T // (SHORTEST * bt)), N)
+    share = min(waves * sms // max(HV, 1), T // (SHORTEST * bt))
+    return share + N - 1 if share > N else N
 
 
 def span_of(pieces: Any, T: Any, N: Any) -> Any:
@@ -282,6 +289,12 @@ def span_of(pieces: Any, T: Any, N: Any) -> Any:
     as its share of all tokens is worth, and no lengths have to be summed.  Run-time integers too.
     """
     return T // (pieces - N + 1) + 1
+
+
+def windows_of(span: Any) -> Any:
+    """WINDOWs that an early start has at most: no more tokens than a piece of ``span`` has, because
+    an exact segment costs these once more.  Run-time integers too."""
+    return (span * EARLY // 2 + WINDOW - 1) // WINDOW
 
 
 def parts_of(row: Any, end: Any, span: Any) -> Any:
