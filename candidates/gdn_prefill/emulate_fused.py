@@ -125,7 +125,7 @@ def warm_up(
             square = inputs["k"][rows, key_head].float().square().sum(-1)
             beta = inputs["beta"][rows, h]
             tame = bool(((beta >= 0) & (beta * square <= 2)).all())
-            return reach * (WINDOW // PIECE) if tame else -1
+            return reach * (WINDOW // PIECE) if tame else begin
     return -1
 
 

@@ -173,7 +173,7 @@ class Fused(Build, Scan, Guard):
                     self.whole(at, j, n, h, half, row0, row1, tidx == 0)
                     jobs = I32(j + 1)
         elif cutlass.const_expr(plan.cuts):
-            jobs = self.share(K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
+            jobs = self.share(G, CU, X, at, pieces, N, T, H, cta, warp_id, lane)
         if tidx == 0:
             self.put_count(at, jobs)  # not kept: a register
         for mma, add in ((mma_t, True), (mma_t0, False), (mma_s, True), (mma_b, True),
@@ -185,16 +185,16 @@ class Fused(Build, Scan, Guard):
             wg = warp_id // 4
             if cutlass.const_expr(plan.scanners > 1):  # while the builders are busy
                 self.clear(*clearing)
-            for j in cutlass.range(2, unroll=1):
-                busy = I32(0)
-                if j < self.count(at):
-                    busy = cute.arch.make_warp_uniform(1 + ((self.get_job(at, j)[6] >> wg) & 1))
-                if busy == 1:
-                    self.pass_on(at, j, lane)
-                elif busy > 1:
-                    self.scan(
-                        S0, O, S, X, base, j, total, tidx % 128, wg, mma_t, mma_t0, mma_s
-                    )  # fmt: skip
+            for turn in cutlass.range(self.turns, unroll=1):
+                self.meet(turn)
+                job, _, there = self.job(at, turn)
+                if there:
+                    if (job[6] >> wg) & 1 == 0:
+                        self.pass_on(at, turn, lane)
+                    else:
+                        self.scan(
+                            S0, O, S, X, base, turn, total, tidx % 128, wg, mma_t, mma_t0, mma_s
+                        )  # fmt: skip
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             self.build(Q, K, V, G, B, scale, base, warp_id, lane, mma_b, mma_b0)

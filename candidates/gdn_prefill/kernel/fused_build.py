@@ -81,11 +81,12 @@ class Build(Jobs, Activation):
         acc = cute.make_rmem_tensor(mma_b.partition_shape_C((64, plan.bt)), F32)
         queries = cute.make_rmem_tensor(4 * plan.tiles, I32)  # Aqk as left operand
 
-        for j in cutlass.range(2, unroll=1):
-            _, h, first, rows, _, half, _, is_map, *_ = self.get_job(at, j)
-            count, begin = (rows + plan.bt - 1) >> plan.shift, self.chunks_before(at, j)
-            if j >= self.count(at):
-                count = I32(0)
+        for j in cutlass.range(self.turns, unroll=1):
+            self.meet(j)
+            job, count, _ = self.job(at, j)
+            _, h, first, rows, warm, half, _, is_map, *_, back = job
+            begin = self.chunks_before(at, j)
+            watched = op.select(back > 0, warm, I32(0))  # where keys have to be in bounds
             key_head = cute.arch.make_warp_uniform(h // (V.shape[1] // K.shape[1]))
             inputs = Q, K, V, first, rows, (h, key_head), half, is_map
             # Builders take turns through both jobs: the stage of a first chunk is free because
@@ -126,7 +127,7 @@ class Build(Jobs, Activation):
                 warpgroup.wait_group(0)
                 slots = at + (plan.off_slot + slot * plan.slot)
                 if cutlass.const_expr(plan.bt == 64):
-                    self.keys(acc, own, sums, table, w, lane)
+                    self.keys(acc, own, sums, table, at, c * plan.bt < watched, w, lane)
                     ops.sync_warp()
                     self.score(acc, rA[1], rB, s, mma_b, mma_b0)
                     corner = self.diagonal(own, w, lane)  # while that runs
@@ -137,7 +138,7 @@ class Build(Jobs, Activation):
                     self.outputs(queries, own, slots, table, scale, w, lane)
                 else:
                     if w < 2:
-                        self.keys(acc, own, sums, table, w, lane)
+                        self.keys(acc, own, sums, table, at, c * plan.bt < watched, w, lane)
                         ops.sync_warp()
                         corner = self.diagonal(own, w, lane)
                         self.invert(corner, own, slots, sums, table, end, number, w, lane)
@@ -350,8 +351,12 @@ class Build(Jobs, Activation):
         return [op.load_f32(place, at + 32 * i) for i in range(2)]
 
     @cute.jit
-    def keys(self, acc, own, sums, table, w, lane):
-        """L of block row ``w``: in fp16, and its diagonal block in fp32."""
+    def keys(self, acc, own, sums, table, base, watched, w, lane):
+        """L of block row ``w``: in fp16, and its diagonal block in fp32.
+
+        If the chunk is watched, whether ``beta |k|^2`` is between 0 and 2 for each key: these are
+        on the diagonal.
+        """
         plan, lane = self.plan, ops.opaque(lane)  # addresses are found anew: registers are short
         place = own + (plan.off_lower + self.tile_place(lane)) + (w * (w - 1) >> 1) * TILE_BYTES
         diagonal = own + (plan.off_diagonal + w * plan.diagonal)
@@ -373,6 +378,14 @@ class Build(Jobs, Activation):
                         for r in cutlass.range_constexpr(2):
                             x, y = block[half][2 * r : 2 * r + 2]
                             op.store_f32x2(diagonal, x, y, 8 * r * _PITCH + 32 * half)
+                    if cutlass.const_expr(plan.cuts):
+                        if watched and (lane & 3) == lane >> 3:
+                            odd = (lane >> 2 & 1) > 0
+                            x = op.select(odd, block[0][1], block[0][0])
+                            y = op.select(odd, block[1][3], block[1][2])
+                            # As a negation: of NaN, too.
+                            if not (x >= 0.0 and x <= 2.0 and y >= 0.0 and y <= 2.0):
+                                op.store32(base, I32(1), plan.off_count + 4)
 
     @cute.jit
     def queries(self, acc, queries, sums, table, w, lane):

@@ -14,6 +14,7 @@ The CTAs of a pair do not talk: each builds what it scans.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 
 from candidates._delta_rule.kernel import fused_ops as ops
@@ -43,25 +44,57 @@ class Jobs(Segments):
 
     A job is (sequence, head, first row, rows, rows of the early start, which half of the value
     rows if the CTA has 64, warpgroups that scan, map or not, where the last state goes, entry of
-    the scratch, whether it begins where the sequence does).
+    the scratch, whether it begins where the sequence does, rows of the sequence in front of an
+    early start, or 0 of a job that does not have one).
     """
 
     plan: FusedPlan
 
-    def chunks_before(self, at, j):
-        """Chunks of the jobs before job ``j`` of at most two."""
-        plan = self.plan
-        chunks = (ops.load_shared32(at, plan.off_jobs + 4 * 3) + plan.bt - 1) >> plan.shift
-        return cute.arch.make_warp_uniform(op.select(j > 0, chunks, I32(0)))
+    @cute.jit
+    def job(self, at, turn):
+        """The job of a turn, how many chunks it has, and whether there is one: jobs 0 and 1, and
+        then, if a key was out of bounds, those of them that started early once more, from where
+        their sequences begin."""
+        n, h, first, rows, warm, *others, start, back = self.get_job(at, turn & 1)
+        there = (turn & 1) < self.word(at, 0)
+        if cutlass.const_expr(self.plan.cuts):
+            if turn > 1:
+                there = there and back > 0 and self.word(at, 1) > 0
+                first, rows, warm = first - back, rows + back, warm + back
+                start, back = I32(1), I32(0)
+        chunks = op.select(there, (rows + self.plan.bt - 1) >> self.plan.shift, I32(0))
+        return [n, h, first, rows, warm, *others, start, back], chunks, there
+
+    @cute.jit
+    def chunks_before(self, at, turn):
+        """Chunks of all turns before one."""
+        total = I32(0)
+        for before in cutlass.range_constexpr(self.turns - 1):
+            if before < turn:
+                total = total + self.job(at, I32(before))[1]
+        return cute.arch.make_warp_uniform(total)
+
+    @property
+    def turns(self) -> int:
+        """Of each CTA, whether it has as many jobs or not."""
+        return 4 if self.plan.cuts else 2
+
+    @cute.jit
+    def meet(self, turn):
+        """Where the first jobs are done with: whatever was seen of their keys is known now."""
+        if cutlass.const_expr(self.plan.cuts):
+            if turn == 2:
+                cute.arch.sync_threads()
+
+    def word(self, at, i: cutlass.Constexpr):
+        """How many jobs there are; or whether a key is out of bounds."""
+        word = ops.load_shared32(at, self.plan.off_count + 4 * i)
+        return cute.arch.make_warp_uniform(word)
 
     def put_count(self, at, jobs):
-        """Write how many jobs there are, where the first one has a word to spare; one thread."""
-        op.store32(at, jobs, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
-
-    def count(self, at):
-        """What :meth:`put_count` wrote."""
-        word = ops.load_shared32(at, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
-        return cute.arch.make_warp_uniform(word)
+        """Write how many jobs there are, and that no key is out of bounds yet; one thread."""
+        op.store32(at, jobs, self.plan.off_count)
+        op.store32(at, I32(0), self.plan.off_count + 4)
 
     @cute.jit
     def whole(self, at, number, n, h, half, row0, row1, put):
@@ -70,11 +103,14 @@ class Jobs(Segments):
             self.put_job(
                 at,
                 number,
-                (n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0), I32(1)),
-            )
+                (
+                    n, h, row0, row1 - row0, I32(0), half, I32(3), I32(0), I32(FINAL), I32(0),
+                    I32(1), I32(0),
+                ),
+            )  # fmt: skip
 
     @cute.jit
-    def share(self, K, G, B, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
+    def share(self, G, CU, X, at, pieces, N, T, H, cta, warp_id, lane):
         """Describe the jobs of a CTA of a pair; all threads.  How many there are."""
         rank, own = cta & 1, cta & -2
         # Divisions are long, and this is on everybody's way: no more of them than it takes.
@@ -102,9 +138,7 @@ class Jobs(Segments):
             (row0_b, h_b, begin_b, there_b and inside_b),
             (row0_b, h_b, stop_b, there_b and not last_b),
         )
-        left, inner, right = self.guards(
-            K, G, B, at, asked, windows_of(span), warp_id, lane
-        )
+        left, inner, right = self.guards(G, at, asked, windows_of(span), warp_id, lane)
         exact, merged = left < 0, same and inner < 0
         flag, jobs, only_b = I32(FREE), I32(1), rank > 0
         role, role_b, is_map = I32(3), I32(3), I32(0)
@@ -173,7 +207,8 @@ class Jobs(Segments):
         rows = max(min(row0 + end * PIECE, row1) - first, 0)
         at_start = op.select(start == 0, I32(1), I32(0))
         warm = (begin - start) * PIECE
-        return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start
+        back = op.select(begin > start, start * PIECE, I32(0))
+        return n, h, first, rows, warm, I32(0), role, is_map, target, entry, at_start, back
 
     @cute.jit
     def owned(self, CU, place, span, N, T):

@@ -247,18 +247,23 @@ class FusedPlan:
 
     @property
     def off_guard(self) -> int:
-        """Sums of gates, and what is known of keys, at three boundaries."""
+        """Sums of gates before three boundaries."""
         return self.off_table + self.stages * self.table
 
     @property
     def off_jobs(self) -> int:
         """Up to two jobs."""
-        return self.off_guard + 2 * 3 * 4 * WINDOWS
+        return self.off_guard + 3 * 4 * WINDOWS
+
+    @property
+    def off_count(self) -> int:
+        """How many jobs there are; then whether a key was out of bounds."""
+        return self.off_jobs + 2 * 4 * JOB_WORDS
 
     @property
     def off_bar(self) -> int:
         """Barriers: full, empty; one of each per stage."""
-        return self.off_jobs + 2 * 4 * JOB_WORDS
+        return self.off_count + 8
 
     @property
     def smem_bytes(self) -> int:

@@ -30,9 +30,9 @@ class Scan(Jobs):
 
     @cute.jit
     def scan(
-        self, S0, O, S, X, base, job, total, t, wg, mma_t, mma_t0, mma_s
+        self, S0, O, S, X, base, turn, total, t, wg, mma_t, mma_t0, mma_s
     ):  # fmt: skip
-        """One of the warpgroups that hold the state, through job number ``job``.
+        """One of the warpgroups that hold the state, through the job of a turn.
 
         Parameters
         ----------
@@ -43,8 +43,8 @@ class Scan(Jobs):
         """
         plan, BT = self.plan, self.plan.bt
         at = base.toint()
-        n, h, first, rows, warm, half, _, is_map, _, _, start, _ = self.get_job(at, job)
-        count, begin = (rows + BT - 1) >> plan.shift, self.chunks_before(at, job)
+        (n, h, first, rows, warm, half, _, is_map, _, _, start, _), count, _ = self.job(at, turn)
+        begin = self.chunks_before(at, turn)
         full, empty = at + plan.off_bar, at + (plan.off_bar + 8 * plan.stages)
         stages = lambda byte, sl: ring(base, byte, sl, plan.stages, plan.stage)
         slots = lambda byte, sl: ring(base, plan.off_slot + byte, sl, plan.slots, plan.slot)
@@ -164,12 +164,12 @@ class Scan(Jobs):
             if t & 31 == 0:
                 ops.bar_arrive(freed)
         if cutlass.const_expr(plan.cuts):
-            if job + 1 == self.count(at):
+            if turn + 1 >= self.word(at, 0):
                 # The fix-up may come, and waits for what is left here.  Not sooner: it would only
                 # stand about, and who adds up the times of kernels would count that.
                 cute.arch.griddepcontrol_launch_dependents()
         # Read again, not kept: registers.
-        n, h, _, _, _, half, _, _, target, entry, *_ = self.get_job(at, job)
+        n, h, _, _, _, half, _, _, target, entry, *_ = self.get_job(at, turn & 1)
         last = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (half + wg, 0))
         )
@@ -180,13 +180,13 @@ class Scan(Jobs):
             self.leave(X, entry, target, accS, wg, t)
 
     @cute.jit
-    def pass_on(self, at, job, lane):
+    def pass_on(self, at, turn, lane):
         """A scanning warpgroup whose rows another CTA takes: let every chunk go."""
         plan = self.plan
-        rows = self.get_job(at, job)[3]
-        begin = self.chunks_before(at, job)
+        _, count, _ = self.job(at, turn)
+        begin = self.chunks_before(at, turn)
         s, phase = begin % plan.stages, begin // plan.stages & 1
-        for _ in cutlass.range((rows + plan.bt - 1) >> plan.shift, unroll=1):
+        for _ in cutlass.range(count, unroll=1):
             ops.bar_wait(at + plan.off_bar + 8 * s, phase)
             if lane == 0:
                 ops.bar_arrive(at + (plan.off_bar + 8 * plan.stages) + 8 * s)
