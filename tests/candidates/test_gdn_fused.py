@@ -246,9 +246,9 @@ def test_missing_arrivals_of_gdn_are_reported(whose: str, monkeypatch: pytest.Mo
     _, inputs = inputs_of((200,), "slow", initial_state=False)
     kept = gdn_fused_compile.compiled_fused(SHORT, False)
     arrive = "mbarrier.arrive.shared::cta"
-    passing_on, scanning, building = (found.start() for found in re.finditer(arrive, kept.ptx))
-    at = scanning if "scan" in whose else building
-    assert passing_on < at
+    found = [x.start() for x in re.finditer(arrive, kept.ptx)]
+    assert len(found) == 4  # passing on; scanning, within the loop and behind it; building
+    at = found[1] if "scan" in whose else found[3]
     broken = kept._replace(ptx=kept.ptx[:at] + "//" + kept.ptx[at:])
     assert len(Program(broken.ptx).instructions) < len(Program(kept.ptx).instructions)
     monkeypatch.setattr(gdn_fused_compile, "compiled_fused", lambda *_: broken)

@@ -122,8 +122,7 @@ class Build(Jobs, Activation):
                     self.fetch(*inputs, at, later, s_later, w, lane)
                     raw = self.number(G, B, first, rows, h, later, w, lane)
                 cute.arch.cp_async_commit_group()
-                sums = own + (plan.off_sums + w * (4 * plan.bt))
-                end = self.sum_gates(sums, table, scale, w, lane)
+                sums, end = self.sum_gates(own, table, scale, w, lane)
                 warpgroup.wait_group(0)
                 slots = at + (plan.off_slot + slot * plan.slot)
                 if cutlass.const_expr(plan.bt == 64):
@@ -245,33 +244,33 @@ class Build(Jobs, Activation):
 
     @cute.jit
     def put_number(self, bits, table, G, B, h, left, w, lane):
-        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2.  Of the
-        chunk's tokens ``left`` are there."""
+        """What :meth:`number` gave to a stage's table, activated; gates in units of ln 2, summed
+        over each 32 tokens up to each.  Of the chunk's tokens ``left`` are there."""
         which, token = self.token_of(w, lane)
         place = table + token * 4
         if which == 0:
             beyond = F32(-math.inf if self.options.raw_gate else 0.0)
             number = op.select(token < left, as_float(bits, G.g), beyond)
             active = self.gate_constants(G, h, 0, 1)
-            op.store_f32(place, self.add_gates([number], active, [F32(0.0)])[0])
+            op.store_f32(place, prefix_sum(self.add_gates([number], active, [F32(0.0)])[0]))
         elif which == 1:
             number = op.select(token < left, as_float(bits, B), self.no_strength)
             op.store_f32(place, self.activated(number), self.plan.off_strength)
 
     @cute.jit
-    def sum_gates(self, sums, table, scale, w, lane):
-        """Inclusive sums of a chunk's gates, in units of ln 2, to a warp's own place, and what the
-        scan needs of them to the stage's table; returns the last sum."""
-        plan, total = self.plan, []
-        for i in cutlass.range_constexpr(plan.bt // 32):
-            total.append(prefix_sum(op.load_f32(table + lane * 4, 128 * i)))
-        if cutlass.const_expr(plan.bt == 64):
+    def sum_gates(self, own, table, scale, w, lane):
+        """Where a chunk's sums of gates are, in units of ln 2, and the last of them; what the scan
+        needs of them goes to the stage's table."""
+        plan, place = self.plan, table + lane * 4
+        total = [op.load_f32(place, 128 * i) for i in range(plan.bt // 32)]
+        sums = table
+        if cutlass.const_expr(plan.bt == 64):  # to the warp's own place
             total[1] = total[1] + cute.arch.shuffle_sync(total[0], offset=31)
+            sums = own + (plan.off_sums + w * (4 * plan.bt))
+            for i in cutlass.range_constexpr(2):
+                op.store_f32(sums + lane * 4, total[i], 128 * i)
         end = cute.arch.shuffle_sync(total[-1], offset=31)
-        for i in cutlass.range_constexpr(plan.bt // 32):
-            op.store_f32(sums + lane * 4, total[i], 128 * i)
         if w == plan.first_fetcher:
-            place = table + lane * 4
             for i in cutlass.range_constexpr(plan.bt // 32):
                 decay = op.exp2(total[i])
                 keys, queries = decay, decay * scale
@@ -283,7 +282,7 @@ class Build(Jobs, Activation):
             if lane == 0:
                 op.store_f32(table, op.exp2(end), plan.off_last)
         ops.sync_warp()
-        return end
+        return sums, end
 
     def norms(self, stage, table, w, lane):
         """1 / sqrt(|x|^2 + eps) of the keys and queries that a warp fetched, to the table.

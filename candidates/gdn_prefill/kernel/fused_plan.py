@@ -190,7 +190,7 @@ class FusedPlan:
     @property
     def off_group(self) -> int:
         """What a builder needs: blocks of L and of X in fp16, diagonal blocks of L in fp32, and
-        for each warp sums of gates."""
+        for each warp sums of gates, where they are over more than 32."""
         return self.off_slot + self.slots * self.slot
 
     @property
@@ -212,7 +212,7 @@ class FusedPlan:
 
     @property
     def size_group(self) -> int:
-        return self.off_sums + 4 * 4 * self.bt
+        return self.off_sums + 4 * 4 * self.bt * (self.bt > 32)
 
     @property
     def off_table(self) -> int:
