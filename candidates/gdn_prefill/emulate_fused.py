@@ -83,7 +83,8 @@ def _pieces(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """A sequence of a value head, in pieces of which ``first`` is the number of the first among
-    all and which start ``windows`` early at most: last state ``[K, V]`` and outputs ``[tokens, V]``."""
+    all and which start ``windows`` early at most: last state ``[K, V]`` and outputs
+    ``[tokens, V]``."""
     length = -(-(end - begin) // PIECE)
     bounds = [length * p // parts for p in range(parts + 1)]
 
@@ -107,9 +108,7 @@ def _pieces(
     return last, torch.cat(outputs)
 
 
-def warm_up(
-    inputs: Mapping[str, Any], row: int, h: int, begin: int, windows: int = WINDOWS
-) -> int:
+def warm_up(inputs: Mapping[str, Any], row: int, h: int, begin: int, windows: int = WINDOWS) -> int:
     """PIECEs that a piece has to start early, which begins ``begin`` of them behind a sequence's
     first row ``row``; -1 if only the exact state will do, or more than so many windows."""
     heads = inputs["v"].shape[1]

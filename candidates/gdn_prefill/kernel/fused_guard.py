@@ -14,7 +14,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from candidates._delta_rule.kernel import fused_ops as ops
 from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import Activation
 from candidates._delta_rule.kernel.options import Options
@@ -39,8 +38,8 @@ class Guard(Activation):
         only the exact state will do.
 
         A boundary is (first row of its sequence, head, PIECEs from there, whether to ask at all);
-        0 where one does not ask.  ``most``: windows of an early start.  All threads; the same arithmetic whoever asks, so that
-        neighbouring pieces agree.
+        0 where one does not ask.  ``most``: windows of an early start.  All threads; the same
+        arithmetic whoever asks, so that neighbouring pieces agree.
         """
         fmin = cute.arch.fmin
         half: cutlass.Constexpr = WINDOWS // 2

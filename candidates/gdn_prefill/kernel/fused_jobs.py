@@ -30,7 +30,7 @@ from candidates._delta_rule.kernel.exact import (
     NOWHERE,
     Segments,
 )
-from candidates._delta_rule.kernel.pieces import JOB_WORDS, Scratch
+from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.ragged import bounds, owner
 from candidates.gdn_prefill.kernel.fused_plan import PIECE, FusedPlan, parts_of, span_of, windows_of
 

@@ -82,8 +82,7 @@ class Scan(Jobs):
             o_at = X.iterator.toint() + I64(Scratch(total).outputs) * 4
         o_at = op.mad_wide(first + token, pitch, o_at)
         o_at = o_at + I64((h * HEAD + block * 64 + warp * 16 + piece * 8) * 2)
-        o_row, o_end = -warm - BT, max(rows - warm - token, 0)
-        o_at = op.mad_wide(pitch, I32(-BT), o_at)
+        o_row, o_end = -warm, max(rows - warm - token, 0)
 
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (block, 0))
@@ -95,9 +94,8 @@ class Scan(Jobs):
         if is_map > 0:
             self.identity(accS, wg, t)
         s, m, phase = begin % plan.stages, begin % plan.slots, begin // plan.stages & 1
-        freed, gone = empty, mine  # of the chunk before: its barrier, and where its O is
-        for c in cutlass.range(count, unroll=1):
-            narrow(accS, aS)
+        narrow(accS, aS)
+        for _ in cutlass.range(count, unroll=1):
             ops.bar_wait(full + 8 * s, phase)
             warpgroup.fence()
             for kb in cutlass.range_constexpr(HEAD // 16):
@@ -111,14 +109,11 @@ class Scan(Jobs):
             # For nothing: tells the compiler that the state is there, and keeps it from putting
             # what waits for shared memory between the products.
             warpgroup.wait_group(2)
-            # In the shadow of these: what else the step needs, and the outputs of the last one.
+            # In the shadow of these: what else the step needs.
             here, row = mine + s * plan.stage, table + s * plan.table
             self.load_values(here, values)
             self.load_factors(row, factors, plan.off_decay)
             last = op.load_f32(at + s * plan.table, plan.off_table + plan.off_last)
-            self.put_outputs(gone, o_row, o_end, pitch, o_at)
-            if c > 0:
-                self.free(freed, t)
             for i in cutlass.range_constexpr(HEAD // 2):
                 accS[i] = accS[i] * last
             warpgroup.wait_group(1)  # K S
@@ -155,18 +150,22 @@ class Scan(Jobs):
                 words = [out_words[4 * i + k] for k in range(4)]
                 op.stmatrix(here, words, 2048 * i, transpose=True)
             cute.arch.sync_warp()
-            freed, gone = empty + 8 * s, here
+            words = [op.load_i32x4(here, 2048 * i) for i in range(BT // 16)]
+            warpgroup.wait_group(0)
+            narrow(accS, aS)  # while these words come
+            for i in cutlass.range_constexpr(BT // 16):
+                ops.below(o_row + 16 * i, o_end, words[i], op.mad_wide(pitch, I32(16 * i), o_at))
             o_row, o_at = o_row + BT, op.mad_wide(pitch, I32(BT), o_at)
+            freed = empty + 8 * s
             s, m = s + 1, m + 1
             if m == plan.slots:
                 m = I32(0)
             if s == plan.stages:
                 s = I32(0)
                 phase = phase ^ 1
-            warpgroup.wait_group(0)
-        if count > 0:
-            self.put_outputs(gone, o_row, o_end, pitch, o_at)
-            self.free(freed, t)
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():  # to compare with a thread's number is to wait for it
+                ops.bar_arrive(freed)
         if cutlass.const_expr(plan.cuts):
             if turn + 1 >= self.word(at, 0):
                 # The fix-up may come, and waits for what is left here.  Not sooner: it would only
@@ -198,20 +197,6 @@ class Scan(Jobs):
             if s == plan.stages:
                 s = I32(0)
                 phase = phase ^ 1
-
-    def put_outputs(self, here, row, end, pitch, address):
-        """Outputs of a chunk from the place of its values on their way to memory; those of early
-        tokens, and of what is behind the last one, nowhere."""
-        for i in range(self.plan.bt // 16):
-            words = op.load_i32x4(here, 2048 * i)
-            ops.below(row + 16 * i, end, words, op.mad_wide(pitch, I32(16 * i), address))
-
-    @cute.jit
-    def free(self, barrier, t):
-        """A warp is done with a stage."""
-        cute.arch.sync_warp()
-        if t & 31 == 0:
-            ops.bar_arrive(barrier)
 
     def load_factors(self, place, factors, at):
         """Those of the tokens that a lane's elements are of."""
