@@ -173,20 +173,18 @@ class Scanning(Exact, Load):
                 phase = phase ^ 1
             # Made before the wait, since what follows it is on the path.
             u_here, e_here = (ops.opaque(x + s * self.plan.stage) for x in (u_at, e_at))
-            # In front of what is read next: a store holds its registers, which the values take,
-            # until what was sent to memory before it has gone.
-            ops.below(o_row, o_end, values, o_at)
             ops.bar_wait(full + 8 * s, phase)
             self.load_values(u_here, u)
             if cutlass.const_expr(not self.plan.boundary):
                 self.load_decay(e_here, factors)
             steep = self.steepness(at + s * 16)
             widen(u, accV, keep)
+            ops.below(o_row, o_end, values, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
             cute.arch.sync_warp()
-            with cute.arch.elect_one():  # to compare with a thread's number is to wait for it
+            if tidx % 32 == 0:
                 self.release(here, (s & 1) ^ 1, share)
         # Read again, not kept: registers.
         n, h, *_, more, _, target, entry, _ = self.get_job(at, job)
