@@ -32,7 +32,7 @@ def kernel_blocks(shown: Shown) -> dict[str, str]:
         if view is not None:
             heads: int = w.heads  # type: ignore[attr-defined]
             # The kernels of the shipped campaign begin two chunks early.
-            runs = run_chunks(view, heads, w.lengths, sms, early=2)  # type: ignore[attr-defined]
+            runs = run_chunks(view, heads, w.lengths, sms)  # type: ignore[attr-defined]
             longest = max(map(sum, runs))
             cut = [str(len(runs)), str(longest)]
             if us is not None:

@@ -15,7 +15,7 @@ __all__ = ["PAGES", "SEARCHES", "blocks", "searches"]
 
 SEARCHES = "searches.svg"
 _SAMPLERS = "--sampler tpe --sampler random --sampler grid"
-_REPLAY = f"factory replay survey --db shipped {_SAMPLERS} --plot {SEARCHES}"
+_REPLAY = f"factory replay kda_prefill --db shipped {_SAMPLERS} --plot {SEARCHES}"
 _WIDTH = 108
 """Columns of a page's code block; what is longer is cut."""
 
@@ -26,7 +26,7 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/search.md": {"replay": (_REPLAY,)},
     "docs/leaderboard.md": {
         "ranking": ("factory leaderboard --db shipped --limit 4",),
-        "report": ("factory report survey --db shipped",),
+        "report": ("factory report kda_prefill --db shipped",),
     },
     "docs/database.md": {
         "transfer": (
