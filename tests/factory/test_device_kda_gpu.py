@@ -49,7 +49,11 @@ def test_gate_and_times_of_one_schedule_take_seconds(tmp_path: Path) -> None:
     ("name", "values", "form"),
     [
         ("kda_prefill", {"frame": "middle", "builders": 3, "waves": 1}, "safe_g16_b16_logits_l2"),
-        ("gdn_prefill", {"rows": 128, "waves": 1}, "softplus_g16_b16_logits_l2"),
+        (
+            "gdn_prefill",
+            {"bt": 32, "rows": 128, "waves": 1, "builders": 3},
+            "softplus_g16_b16_logits_l2",
+        ),
     ],
 )
 def test_a_bench_times_ours_on_activated_and_on_raw_inputs(
