@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +20,7 @@ from factory.plan import make_plan
 from factory.progress import Silent
 from factory.replay import load_recording, replay, run_once
 from factory.report.searches import course
-from leaderboard import open_store, shipped_store
+from leaderboard import TrialStatus, open_store, shipped_store
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,9 @@ def slower(time, factor):
     return scaled
 
 
-def test_one_campaign_records_its_space_in_several_jobs(new_database, tmp_path, monkeypatch):
+def test_one_campaign_records_its_space_in_several_jobs(
+    new_database, tmp_path, monkeypatch, capsys
+):
     """``launch --sampler grid`` with a small budget, then resumed with larger ones."""
     launches = iter(range(3))
 
@@ -167,6 +170,9 @@ def test_one_campaign_records_its_space_in_several_jobs(new_database, tmp_path, 
     url = new_database()
     command = ["launch", "all.toml", "--clock", "gpu", "--sampler", "grid", "--db", url]
     assert _run([*command, "--budget", "15"]) == 0
+    capsys.readouterr()
+    assert _run(["replay", "all", "--sampler", "grid", "--seeds", "1", "--db", url]) == 0
+    assert re.search(r"^not exhaustive: \d+ of the \d+ schedules", capsys.readouterr().out, re.M)
     assert _run([*command, "--budget", "30", "--resume"]) == 0
     assert _run([*command[:4], "--db", url, "--budget", "40", "--resume"]) == 2  # another sampler
     assert _run([*command, "--budget", "40", "--resume"]) == 0
@@ -186,45 +192,89 @@ def test_campaigns_of_another_kind_are_not_joined(store, tmp_path):
         load_recording(store, FAMILY, [synthetic, toy])
 
 
-def test_the_shipped_campaign_replays_and_is_not_called_exhaustive():
+@pytest.fixture(scope="module")
+def shipped():
+    """The whole space of KDA prefill as an H200 measured it."""
     with shipped_store() as store:
-        campaign = store.get_campaign("survey")
-        found = load_recording(store, candidates.get("kda_prefill"), [campaign])
-    assert len(found.outcomes) == 27
-    assert not found.exhaustive
-    assert replay(found, sampler="tpe", seeds=range(3)).share < 1
+        campaign = store.get_campaign("kda_prefill")
+        return load_recording(store, candidates.get("kda_prefill"), [campaign])
 
 
-def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch, capsys):
+def test_the_shipped_campaign_is_of_the_whole_space(shipped):
+    assert shipped.exhaustive
+    assert set(shipped.offered) == set(candidates.get("kda_prefill").offered("kda_prefill"))
+    assert len(shipped.offered) == 121
+
+
+def test_on_the_shipped_space_the_default_sampler_needs_at_most_three_tenths_of_it(shipped):
+    default = replay(shipped, sampler=CampaignConfig.model_fields["sampler"].default)
+    chance = replay(shipped, sampler="random")
+    assert len(default.runs) == 20
+    assert default.share <= 0.30
+    assert default.spread[1] <= 0.30 * default.space  # and no seed needs more
+    assert default.needed < 0.3 * chance.needed
+    at_once = replay(shipped, sampler=default.sampler, batch=8)
+    assert at_once.share <= 0.30
+
+
+def test_emulation_and_the_cost_model_save_gpu_trials_and_lose_none_of_the_five_fastest(shipped):
+    fastest = shipped.ranked[:5]
+    spared = [o for s, o in shipped.outcomes.items() if s not in shipped.measured]
+    assert len(spared) == 4
+    assert {o.status for o in spared} == {TrialStatus.REJECTED}
+    assert {o.violation for o in spared} == {2.0}  # wrong by all of it: no near miss was lost
+    screened = [o for o in shipped.outcomes.values() if o.status is TrialStatus.SLOW]
+    assert len(spared) + len(screened) + len(shipped.ranked) == len(shipped.outcomes)
+    assert min(o.score_us for o in screened) > 2 * fastest[-1].score_us
+    assert sorted(shipped.top_by_model) == [1, 2, 3, 4, 6]  # eight proposals by the model hold all
+    alone = replay(shipped, sampler="tpe")
+    guided = replay(shipped, sampler="tpe", first=8)
+    assert guided.measured == guided.spread[1] == 1
+    assert alone.measured - guided.measured >= 5
+
+
+def test_the_command_prints_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # no database here: the shipped results
-    few = ["replay", "survey", "--sampler", "tpe", "--sampler", "random", "--seeds", "5"]
-    assert _run(few) == 0
+    few = ["--sampler", "tpe", "--sampler", "random", "--seeds", "5"]
+    assert _run(["replay", "kda_prefill", *few]) == 0
     text = capsys.readouterr().out
-    assert "not exhaustive: " in text
-    assert "emulation and compilation spared it 2" in text
+    assert "exhaustive: all 121 schedules that the family offers" in text
+    assert "emulation and compilation spared it 4" in text
     assert "median of 5 seeds" in text
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A folder whose ``factory.db`` holds a small campaign ``m0``."""
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///factory.db") as small:
+        measured(small, tmp_path, 0, budget=12)
+    return tmp_path
+
+
+def test_the_command_prints_json(toy, capsys):
+    few = ["replay", "m0", "--sampler", "tpe", "--sampler", "random", "--seeds", "5"]
     assert _run([*few, "--first", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [s["sampler"] for s in found["samplers"]] == ["tpe", "random"]
+    assert [(s["sampler"], s["first"]) for s in found["samplers"]] == [("tpe", 4), ("random", 4)]
     assert found["recording"]["exhaustive"] is False
     assert [len(s["runs"]) for s in found["samplers"]] == [5, 5]
 
 
-def test_samplers_stand_side_by_side_in_one_drawing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_samplers_stand_side_by_side_in_one_drawing(toy, capsys):
     chosen = [word for s in ("tpe", "random", "grid") for word in ("--sampler", s)]
     for name in ("searches.svg", "searches.html"):
-        assert _run(["replay", "survey", *chosen, "--seeds", "3", "--plot", name]) == 0
+        assert _run(["replay", "m0", *chosen, "--seeds", "3", "--plot", name]) == 0
         assert capsys.readouterr().err == f"wrote {name}\n"
-        drawn = (tmp_path / name).read_text()
+        drawn = (toy / name).read_text()
         for sampler in ("tpe: ", "random: ", "grid: "):
             assert sampler in drawn
         assert drawn.count("<polyline") == 3
         assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")  # opens offline
-    ElementTree.fromstring((tmp_path / "searches.svg").read_text())
-    assert _run(["replay", "survey", "--plot", "x.png"]) == 2
+    ElementTree.fromstring((toy / "searches.svg").read_text())
+    assert _run(["replay", "m0", "--plot", "x.png"]) == 2
     assert "--plot x.png: the file is an .svg or an .html" in capsys.readouterr().err
-    assert _run(["replay", "survey", *chosen, "--seeds", "1", "--plot", "no/where.svg"]) == 2
+    assert _run(["replay", "m0", *chosen, "--seeds", "1", "--plot", "no/where.svg"]) == 2
 
 
 def test_the_course_is_a_median_that_only_falls(recording):
@@ -252,7 +302,7 @@ def test_a_campaign_in_which_nothing_ranks_is_refused(store):
 
 def test_status_counts_the_gpu_trials_that_were_spared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert _run(["status", "survey", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["spared"] == {"emulate": 2}
-    assert _run(["status", "survey"]) == 0
-    assert "GPU trials spared: 2 (2 by emulate)" in capsys.readouterr().out
+    assert _run(["status", "kda_prefill", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spared"] == {"emulate": 4}
+    assert _run(["status", "kda_prefill"]) == 0
+    assert "GPU trials spared: 4 (4 by emulate)" in capsys.readouterr().out
