@@ -20,6 +20,7 @@ from docs.data import everything  # noqa: E402
 from docs.data.pages import marks, spliced  # noqa: E402
 from docs.data.ship import ship  # noqa: E402
 from docs.data.shown import Shown, choose  # noqa: E402
+from factory.config import changed_keys, load_campaign  # noqa: E402
 
 RENDERED = [*everything.PAGES, everything.EXAMPLE, everything.PICTURE, everything.SEARCHES]
 
@@ -91,6 +92,23 @@ def test_the_summary_says_what_the_leaderboard_says(shown: Shown) -> None:
         for words, count in counts.items():
             if count not in (0, len(against.shapes)):
                 assert f"{words} {count}" in found[1], control
+
+
+@pytest.mark.parametrize("page", ["docs/results.md", "docs/gdn_results.md"])
+def test_the_command_on_a_page_is_that_of_its_campaign(
+    all_shown: dict[str, Shown], page: str
+) -> None:
+    found = re.search(
+        r"^\| command \| `factory launch (\w+)(?: --sampler (\w+))?`: (\d+) schedules \|$",
+        (ROOT / page).read_text("utf-8"),
+        re.M,
+    )
+    assert found is not None
+    campaign = all_shown[everything.MEASURED[page]].campaign
+    asked = load_campaign(found[1], {"sampler": found[2], "clock": "gpu"})
+    assert changed_keys(campaign.config, asked.model_dump()) == []
+    assert asked.sampler == campaign.config["sampler"]
+    assert (asked.name, int(found[3])) == (campaign.name, campaign.budget)
 
 
 def test_a_shipped_campaign_gets_a_file_of_its_own(shown: Shown, tmp_path: Path) -> None:

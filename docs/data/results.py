@@ -10,6 +10,7 @@ import candidates
 import leaderboard
 from docs.data.pages import table
 from docs.data.shown import CLOCKS, Column, Shown
+from factory.config import load_campaign, preset_names
 from factory.stages.model import model
 from leaderboard import LeaderboardRow
 
@@ -69,7 +70,7 @@ def _summary(shown: Shown) -> str:
     lines += [
         "",
         f"{c.created_at:%Y-%m-%d}, driver {_text(f.get('driver'))}, CUDA {_text(f.get('cuda'))}, "
-        f"torch {_text(f.get('torch'))}, {_compiler(shown)}; `factory launch {c.name}`, "
+        f"torch {_text(f.get('torch'))}, {_compiler(shown)}; `{_command(shown)}`, "
         f"{c.budget} schedules, {timed} timed. Controls drifted by {shown.job.drift:.2%}, and a "
         f"job may drift by {shown.equal:.0%}: times closer than that are called about equal."
         + (f" Not in this job: {asked}." if asked else ""),
@@ -116,6 +117,13 @@ def _compiler(shown: Shown) -> str:
     if f.get("dsl"):
         return f"nvidia-cutlass-dsl {f['dsl']}"
     return _text(f.get("ptxas")).replace("-libs-base", "")
+
+
+def _command(shown: Shown) -> str:
+    """What launched it, with the sampler where that is not the preset's."""
+    name, sampler = shown.campaign.name, shown.campaign.config.get("sampler")
+    usual = name not in preset_names() or load_campaign(name).sampler == sampler
+    return f"factory launch {name}" if usual else f"factory launch {name} --sampler {sampler}"
 
 
 def _left_out(shown: Shown) -> list[str]:
@@ -200,7 +208,7 @@ def _run(shown: Shown) -> str:
     verdicts = Counter(t.status.value for t in shown.store.list_trials(c.id))
     throttled = job.details.get("throttled") or ()
     lines = {
-        "command": f"`factory launch {c.name}`: {c.budget} schedules",
+        "command": f"`{_command(shown)}`: {c.budget} schedules",
         "campaign": f"`{c.id}`, {c.created_at:%Y-%m-%d}, {c.created_at:%H:%M} to "
         f"{c.updated_at:%H:%M} UTC",
         "machine": f"one {f.get('gpu')} ({f.get('sku')}), {f.get('multiprocessors')} SMs, "
