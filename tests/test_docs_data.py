@@ -111,6 +111,16 @@ def test_the_command_on_a_page_is_that_of_its_campaign(
     assert (asked.name, int(found[3])) == (campaign.name, campaign.budget)
 
 
+def test_the_page_of_scale_says_of_the_searches_what_their_table_says() -> None:
+    """The table is rendered, the sentence under the drawing is not."""
+    table = (ROOT / "docs/search.md").read_text("utf-8")
+    said = (ROOT / "docs/scale.md").read_text("utf-8")
+    lines = re.findall(r"^(tpe|random|grid) +0 +1 +([\d.]+) +(\d+%)", table, re.M)
+    assert [name for name, *_ in lines] == ["tpe", "random", "grid"]
+    for name, trials, share in lines:
+        assert re.search(rf"`{name}` {trials}( trials)? \({share}[ )]", said), name
+
+
 def test_a_shipped_campaign_gets_a_file_of_its_own(shown: Shown, tmp_path: Path) -> None:
     path = ship(shown.store, shown.campaign, tmp_path)
     assert path.name.startswith(f"{shown.campaign.operation}-h200-")

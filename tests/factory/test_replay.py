@@ -204,6 +204,9 @@ def test_the_shipped_campaign_is_of_the_whole_space(shipped):
     assert shipped.exhaustive
     assert set(shipped.offered) == set(candidates.get("kda_prefill").offered("kda_prefill"))
     assert len(shipped.offered) == 121
+    assert [o.score_us <= 1.03 * shipped.best_us for o in shipped.ranked[:2]] == [True, False]
+    assert all(o.schedule["form"] == "fused" for o in shipped.ranked[:9])
+    assert shipped.offered[0] == shipped.ranked[0].schedule
 
 
 def test_on_the_shipped_space_the_default_sampler_needs_at_most_three_tenths_of_it(shipped):
@@ -226,11 +229,11 @@ def test_emulation_and_the_cost_model_save_gpu_trials_and_lose_none_of_the_five_
     screened = [o for o in shipped.outcomes.values() if o.status is TrialStatus.SLOW]
     assert len(spared) + len(screened) + len(shipped.ranked) == len(shipped.outcomes)
     assert min(o.score_us for o in screened) > 2 * fastest[-1].score_us
-    assert sorted(shipped.top_by_model) == [1, 2, 3, 4, 6]  # eight proposals by the model hold all
+    assert sorted(shipped.top_by_model) == [1, 2, 3, 4, 6]
     alone = replay(shipped, sampler="tpe")
-    guided = replay(shipped, sampler="tpe", first=8)
+    guided = replay(shipped, sampler="tpe", first=1)
     assert guided.measured == guided.spread[1] == 1
-    assert alone.measured - guided.measured >= 5
+    assert alone.measured == 8
 
 
 def test_the_command_prints_a_table(tmp_path, monkeypatch, capsys):
