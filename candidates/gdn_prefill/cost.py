@@ -1,8 +1,8 @@
 """What a schedule should cost on one H200: PREP and the scan behind it, or the fused kernel.
 
 The scan's model, measured constants included, is that of :mod:`candidates._delta_rule.cost`.
-PREP's part and the fused kernel's are estimates from formulas and counted instructions.  On one
-H200 the fused kernel took two to three times its own (docs/gdn.md).
+PREP's part is an estimate from formulas and counted instructions.  The fused kernel's has constants
+that were fitted to a measured campaign, that of docs/gdn_results.md.
 """
 
 from __future__ import annotations
@@ -30,16 +30,27 @@ _SCORE_INSTRUCTIONS = 8.0
 """The same per element of a 16 x 8 tile of scores: its exponent, factors, selection, store."""
 
 
-_SCAN_STEP_US, _BUILD_US = {(64, 64): 1.2, (64, 128): 1.9, (32, 128): 1.0}, {64: 4.6, 32: 2.1}
-"""What the fused kernel takes for a chunk: its scan, by tokens and value rows, and a builder, by
-tokens; builders take turns, so that a step is the longer of the two.
+_STEP_US = {(32, 128, 3): 1.4, (32, 128, 2): 1.45, (64, 128, 1): 3.6, (64, 64, 2): 2.3}
+"""What the fused kernel takes for a chunk, all SMs busy, by (tokens of a chunk, value rows,
+builders).
 
-Measured on an H200 on 2026-11-30: 4.6 us a chunk of 64 tokens with 128 rows, where one builder is
-what binds, and 2.7 with 64 rows and two of them.  The rest is estimated: KDA's steps for the scan,
-and for 32 tokens a builder's instructions on its longest path."""
+These and the three constants below are a fit to what the ten fused schedules of the shipped
+campaign took on ten shapes (``gpu``, production gates, one H200, 2026-11-30; least squares of
+logarithms), rounded; two builders are put 0.05 behind three, as 16384/16/32/8 has them, where
+nothing is cut and an SM takes 128 chunks of 32 tokens in 198 and 202 us."""
 
-_FUSED_WARM = 128
-"""Tokens of early start at gates of models, on the average of heads; an assumption."""
+_CTA_US, _STATE_US = 4.0, 4.0
+"""What a CTA costs beside its chunks: itself, and each sequence's state of 128 value rows."""
+
+_CUT_US = 15.0
+"""What a call that cuts sequences takes beside its chunks: the guard in front of them, and the
+fix-up, which composes exact segments and corrects their outputs.  Which of the two was not told
+apart: it stands with the fix-up."""
+
+_CUT_STEPS = 2
+"""Chunks that a CTA scans for one of its piece, where pieces are few: heads that remember decide.
+Where its gates forget too little, a pair of CTAs takes two pieces as one job, by halves of the
+value rows or as values and map; and an early start is up to a piece long."""
 
 
 def modelled_us(schedule: Schedule, workload: Workload, constants: Constants = H200) -> float:
@@ -77,27 +88,40 @@ def _fused(
     lengths: tuple[int, ...],
     constants: Constants,
 ) -> dict[str, float]:
-    """Pieces over the SMs, one CTA to each; at gates under which every piece may start early."""
+    """Pieces, sequences or pairs of them over the SMs, one CTA to each.
+
+    As though every head remembered.  At production gates some forget, so that many waves of short
+    pieces are promised too little: 456 us for 316 with four of them on 16384/16/32/8.
+    """
     tokens, sequences = sum(lengths), len(lengths)
-    step = max(_SCAN_STEP_US[view.bt, view.rows], _BUILD_US[view.bt] / view.builders)
+    step = _STEP_US[view.bt, view.rows, view.builders]
+    state = _STATE_US * view.rows / HEAD
     pieces = pieces_of(
         view.bt, view.rows, view.waves, tokens, sequences, value_heads, constants.sms
     )
     durations: list[float] = []
-    span, row = span_of(max(pieces, sequences), tokens, sequences), 0
-    for length in lengths:
-        parts = max(min(parts_of(row, row + length, span), -(-length // PIECE) // 2), 1)
-        row += length
-        for part in range(parts):
-            tokens_here = length / parts + (_FUSED_WARM if part else 0)
-            duration = constants.fused_cta_us + math.ceil(tokens_here / view.bt) * step
-            durations += [duration] * (value_heads * HEAD // view.rows)
+
+    def scanned(ctas: int, *of: float) -> None:
+        """CTAs that scan so many tokens of one sequence, or of each of two."""
+        chunks = sum(math.ceil(x / view.bt) for x in of)
+        durations.extend([_CTA_US + state * len(of) + chunks * step] * ctas)
+
+    if pieces > sequences:
+        span, row = span_of(pieces, tokens, sequences), 0
+        for length in lengths:
+            parts = max(min(parts_of(row, row + length, span), -(-length // PIECE) // 2), 1)
+            row += length
+            scanned(parts * value_heads, length * (_CUT_STEPS if parts > 1 else 1) / parts)
+    else:
+        each = 2 if pieces < sequences else 1
+        for n in range(0, sequences, each):
+            scanned(value_heads * HEAD // view.rows, *lengths[n : n + each])
     moved = tokens * (4 * (heads + value_heads) * HEAD + 8 * value_heads)
     moved += 2 * sequences * value_heads * HEAD * HEAD * 4
     busy = max(makespan(durations, constants.sms), moved / constants.copy_bytes_per_us)
     out = {"gdn_fused": constants.launch_us + busy}
     if pieces > sequences:
-        out["gdn_fixup"] = constants.fixup_us
+        out["gdn_fixup"] = _CUT_US
     return out
 
 

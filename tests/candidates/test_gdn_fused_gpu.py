@@ -71,6 +71,25 @@ def test_gdn_pieces_on_a_gpu_are_right_and_the_same_in_every_run(
         assert [e for e in errors if not e.within] == [], regime
 
 
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.plan.cuts], ids=str)
+def test_gdn_pieces_whose_early_keys_are_long_are_scanned_from_their_sequences_start(
+    config: FusedConfig,
+) -> None:
+    workload = shape("long-keys", 1, 3, (2047, 1, 3000))
+    inputs = inputs_of(workload, "slow")
+    inputs["g"][:] = -0.5
+    inputs["k"][::50] = inputs["k"][::50] * 2
+    inputs["beta"][::50] = 0.9
+    schedule = launch.LoadedSchedule(config)
+    call = schedule.bind(inputs, OPERATION.outputs(inputs))
+    first = {name: x.clone() for name, x in call().items()}
+    again = call()
+    assert all(torch.equal(x, again[name]) for name, x in first.items())
+    want = OPERATION.fast_oracle(inputs)
+    errors = OPERATION.compare(first, want, workload, OPERATION.regimes["slow"])
+    assert [e for e in errors if not e.within] == []
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize(
     "offsets", [[0, 900], [1, 1000], [0, 600, 100, 1000], [-5, 1200], [1000, 0], [1100, 1200]]

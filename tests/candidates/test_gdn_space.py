@@ -148,6 +148,26 @@ def test_segments_pay_on_an_idle_chip_and_cost_on_a_full_one() -> None:
     assert modelled_us(four, full) > 1.2 * modelled_us(one, full)
 
 
+@pytest.mark.parametrize(
+    ("view", "measured"),
+    [
+        (FusedSchedule(128, 1, 32, 3), (198, 120, 68, 103, 33)),
+        (FusedSchedule(128, 1, 32, 2), (202, 124, 70, 92, 33)),
+        (FusedSchedule(128, 1, 64), (259, 152, 84, 106, 58)),
+        (FusedSchedule(64), (335, 305, 154, 153, 79)),
+    ],
+    ids=str,
+)
+def test_the_fused_kernel_is_near_what_it_took_on_an_h200(
+    view: FusedSchedule, measured: tuple[float, ...]
+) -> None:
+    # Of the shipped campaign, production gates: many chunks a CTA, cut, short ones, a small call.
+    names = ("16384/16/32/8", "8192/8/16/1", "4096/8/16/1", "8192/8/16/64", "2048/4/8/1")
+    for name, us in zip(names, measured, strict=True):
+        modelled = modelled_us(view.schedule(), OPERATION.workloads[name])
+        assert modelled == pytest.approx(us, rel=0.15), name
+
+
 def test_value_heads_that_share_keys_read_them_once() -> None:
     schedule = GdnSchedule(32).schedule()
     shared, own = (kernel_us(schedule, workload(8192, h, 32))["gdn_prep"] for h in (8, 32))
