@@ -431,6 +431,32 @@ def test_shipped_results_open_read_only_under_their_gpu(
             session.connection().exec_driver_sql("DELETE FROM kf_trials")
 
 
+def test_shipped_results_are_imported_once_in_a_process(
+    full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped").mkdir()
+    export_file(full, tmp_path / "shipped" / "h200.jsonl.xz", ["kda-1"])
+    monkeypatch.setattr(shipped_module, "files", lambda package: tmp_path)
+    imported: list[str] = []
+    real = shipped_module.import_open
+    monkeypatch.setattr(
+        shipped_module,
+        "import_open",
+        lambda *args, name: imported.append(name) or real(*args, name=name),
+    )
+    with shipped_store() as first, shipped_store() as second:
+        rows = [(r.schedule_key, r.score_us) for r in ranked(first)]
+        assert rows
+        assert [(r.schedule_key, r.score_us) for r in ranked(second)] == rows
+        assert len(imported) == 1
+        with pytest.raises(Exception, match="readonly"), second.reading() as session:
+            session.connection().exec_driver_sql("DELETE FROM kf_trials")
+    export_file(full, tmp_path / "shipped" / "h200.jsonl.xz")  # another content, the same name
+    with shipped_store() as third:
+        assert len(third.list_campaigns()) > 1
+        assert len(imported) == 2
+
+
 def test_a_damaged_shipped_file_is_named(
     full: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
