@@ -64,7 +64,7 @@ def factory(tmp_path, monkeypatch, capsys):
         (["launch", "missing.toml"], "missing.toml: No such file or directory"),
         (["launch"], "Missing argument 'CAMPAIGN'"),
         (["launch", "toy.toml", "--budgit", "3"], "Did you mean '--budget'?"),
-        (["show", "99"], "no trial 99"),
+        (["show", "999"], "no trial 999"),
         (["show", "ninety"], "no trial ninety"),
         (["status", "nobody"], "no campaign 'nobody'"),
         (["leaderboard", "--db", "sqlite:///absent.db"], "there is no database at absent.db"),

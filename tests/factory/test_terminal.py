@@ -174,7 +174,7 @@ def test_a_schedule_goes_on_in_the_next_line_and_is_not_cut(
 
 def test_a_terminal_shows_the_first_rows_and_how_many_more_there_are(plain: str) -> None:
     ranking = plain.split("== leaderboard\n")[1].split("== ")[0]
-    assert "and 5 more; --limit 25 shows all" in ranking
+    assert "and 8 more; --limit 28 shows all" in ranking
     assert "\n  20  " in ranking
     assert "\n  21  " not in ranking
 
