@@ -215,8 +215,9 @@ class MeasurementRecord(_Record):
     """Kernel names really launched."""
     held_out: bool = False
     phase: str = "search"
-    """``search``, ``before``/``between``/``after`` (controls), ``final`` (finalists) or
-    ``bench`` (controls and a winner in turns)."""
+    """``search``, ``before``/``between``/``after`` (controls), ``final`` (finalists),
+    ``bench`` (controls and a winner in turns) or ``claim`` (an exported folder, the
+    campaign's candidate and controls in turns)."""
 
     @model_validator(mode="after")
     def _one_owner(self) -> MeasurementRecord:

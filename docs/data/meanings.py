@@ -6,7 +6,7 @@ __all__ = ["MEANINGS"]
 
 MEANINGS = {
     "added": "Records that were new, by kind.",
-    "attempt": "0; 1 and more for a trial that was interrupted and run again.",
+    "attempt": "1; 2 and more for a trial that was interrupted and run again.",
     "budget": "Finished trials in all.",
     "cache": "State of the L2 cache: `warm` or `cold`.",
     "campaign": "Name of the campaign.",

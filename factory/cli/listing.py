@@ -21,7 +21,7 @@ __all__ = ["operations_"]
 def operations_(operation: str | None, as_json: bool) -> None:
     """List operations, or show OPERATION: regimes, workloads, tolerances, contract.
 
-    With --json: a list of objects with id, version, regimes, workloads,
+    With --json: a list of objects with id, version, tensors, regimes, workloads,
     tolerances, contract and spaces; one such object if OPERATION is given.
     """
     import operations
