@@ -85,35 +85,33 @@ class Cta(State):
             Where all threads stand, if none can go on.
         """
         taken = 0
-        n, warp = self.n, np.arange(self.n) // LANES
+        n, code = self.n, self.program.instructions
         at = np.zeros(n, np.int64)
         done, held, waiting = (np.zeros(n, bool) for _ in range(3))
         barrier = np.full(n, -1)
-        progress = False
-        while not done.all():
-            ready = ~(done | held | waiting)
-            if not ready.any():
-                if not progress or not waiting.any():
-                    places = sorted({int(p) for p in at[~done]})
-                    code = self.program.instructions
-                    yield "; ".join(code[min(p, len(code) - 1)].text for p in places)
-                waiting[:], progress = False, False
-                continue
+        here, limit, mask = 0, 0, done
+        progress = straight = False
+        while straight or not done.all():
+            if straight:  # these lanes are still the lowest, and all that was asked below holds
+                here += 1
+            else:
+                ready = ~(done | held | waiting)
+                if not ready.any():
+                    if not progress or not waiting.any():
+                        places = sorted({int(p) for p in at[~done]})
+                        yield "; ".join(code[min(p, len(code) - 1)].text for p in places)
+                    waiting[:], progress = False, False
+                    continue
+                here, mask, limit = self._next(at, ready)
+            straight = False
             taken += 1
             if taken % 256 == 0:
                 yield ""
-            chosen = ready
-            if self.order is not None:
-                chosen = ready & (warp == self.order.choice(list(np.unique(warp[ready]))))
-            here = int(at[chosen].min())
-            # Lanes that have left a branch wait for those of their warp that are still inside.
-            last = np.where(ready, at, here + 1).reshape(-1, LANES).min(1).repeat(LANES)
-            mask = ready & (at == here) & (last == here)
-            if here >= len(self.program.instructions):
+            if here >= len(code):
                 done |= mask
                 progress = True
                 continue
-            instruction = self.program.instructions[here]
+            instruction = code[here]
             live = mask
             if instruction.predicate is not None:
                 name, negated = instruction.predicate
@@ -152,8 +150,24 @@ class Cta(State):
                         held[arrived] = False
                         if opcode != "bar.sync":  # nobody has gone on: votes are still there
                             self.put(result, np.full(n, vote[arrived].any()), arrived)
-            elif live.any():
-                self._execute(instruction, live)
+            else:
+                if live.any():
+                    self._execute(instruction, live)
+                straight = here + 1 < limit
+
+    def _next(self, at: np.ndarray, ready: np.ndarray) -> tuple[int, np.ndarray, int]:
+        """What is executed next, by which lanes, and where these have to look again."""
+        if self.order is None:
+            here = int(at[ready].min())
+            mask = ready & (at == here)
+            others = at[ready & ~mask]
+            return here, mask, int(others.min()) if others.size else len(self.program.instructions)
+        by_warp = ready.reshape(-1, LANES)
+        one = self.order.choice(np.flatnonzero(by_warp.any(1)).tolist())
+        here = int(at.reshape(-1, LANES)[one][by_warp[one]].min())
+        # Lanes that have left a branch wait for those of their warp that are still inside.
+        last = np.where(ready, at, here + 1).reshape(-1, LANES).min(1).repeat(LANES)
+        return here, ready & (at == here) & (last == here), 0
 
     def _execute(self, instruction: Instruction, mask: np.ndarray) -> None:
         parts, a = instruction.parts, instruction.arguments

@@ -127,6 +127,7 @@ class State:
             "%nctaid.x": whole(count),
             "__dynamic_shmem__0": whole(SHARED_BASE),
         }
+        self._constants: dict[tuple[str, int], np.ndarray] = {}
         self.barriers: dict[int, Barrier] = {}
         self.cluster: Sequence[State] = [self]
         self.rank = 0
@@ -146,14 +147,24 @@ class State:
     def get(self, name: str, kind: str = "u32") -> np.ndarray:
         """A register or a constant, for all lanes, as a type of PTX."""
         dtype = TYPES[kind]
-        if name.startswith("0f"):
-            value = np.full(self.n, int(name[2:], 16), np.uint32)
-        elif re.match(r"^-?(0x[0-9a-fA-F]+|\d+)$", name):
-            bits = np.dtype(dtype).itemsize * 8
-            value = np.full(self.n, int(name, 0) % (1 << bits), f"u{bits // 8}")
-        else:
-            value = self.registers[name]
+        value = self.registers.get(name)
+        if value is None:
+            value = self._constant(name, np.dtype(dtype).itemsize)
         return value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value
+
+    def _constant(self, text: str, size: int) -> np.ndarray:
+        """One of so many bytes, for all lanes; made once."""
+        found = self._constants.get((text, size))
+        if found is None:
+            if text.startswith("0f"):
+                found = np.full(self.n, int(text[2:], 16), np.uint32)
+            elif re.match(r"^-?(0x[0-9a-fA-F]+|\d+)$", text):
+                found = np.full(self.n, int(text, 0) % (1 << size * 8), f"u{size}")
+            else:
+                raise KeyError(text)
+            found.flags.writeable = False
+            self._constants[text, size] = found
+        return found
 
     def put(self, name: str, value: np.ndarray, mask: np.ndarray) -> None:
         """Write a register in the lanes of the mask."""
