@@ -511,6 +511,11 @@ def _stays_hot(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
     compute(i, o, 10.0)
 
 
+def _fast_and_wrong_when_slow(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    compute(i, o, 1.0)
+    o["o"].mul_(torch.where(i["g"].min() > -0.02, 2.0, 1.0))
+
+
 def _takes(us: float) -> Callable[..., None]:
     return lambda i, o: compute(i, o, us)
 
@@ -531,6 +536,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "wrong_on_the_largest": _wrong_on_the_largest,
     "instant_on_the_largest": _instant_on_the_largest,
     "oracle": _calls_the_oracle,
+    "fast_and_wrong_when_slow": _fast_and_wrong_when_slow,
     "fifty": _takes(50.0),
     "takes_a_second": _takes(1e6),
     "nan": lambda i, o: _spoils(i, o, "one element"),

@@ -108,6 +108,15 @@ def test_the_screen_ends_hopeless_candidates(job: DeviceJob) -> None:
     assert result.score_us is None
 
 
+def test_a_time_that_does_not_count_screens_nobody(tmp_path: Path) -> None:
+    with start(tmp_path) as job:
+        rejected = through(job, "fast_and_wrong_when_slow", "time")
+        assert rejected.status is StageStatus.REJECTED
+        assert "slow 16: o is off by" in rejected.reason
+        screened = through(job, "good", "screen")
+        assert screened.status is StageStatus.PASSED, screened.reason
+
+
 def test_a_verdict_is_final_for_its_handle(job: DeviceJob) -> None:
     handle = job.prepare(schedule("exits"))
     first = job.gate(handle)
