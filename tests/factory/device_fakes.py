@@ -207,6 +207,7 @@ def compute(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor], us: 
 
 
 _SEEN: dict[int, int] = {}
+_LAST: dict[int, torch.Tensor] = {}
 _CACHE: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -516,6 +517,15 @@ def _fast_and_wrong_when_slow(i: Mapping[str, Any], o: Mapping[str, torch.Tensor
     o["o"].mul_(torch.where(i["g"].min() > -0.02, 2.0, 1.0))
 
 
+def _remembers_its_last(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    """Does nothing where the inputs at its address are those of its last call, as in bursts."""
+    key, v = o["o"].data_ptr(), i["v"]
+    if key in _LAST and torch.equal(_LAST[key], v):
+        return
+    compute(i, o, 10.0)
+    _LAST[key] = v.clone()
+
+
 def _takes(us: float) -> Callable[..., None]:
     return lambda i, o: compute(i, o, us)
 
@@ -537,6 +547,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "instant_on_the_largest": _instant_on_the_largest,
     "oracle": _calls_the_oracle,
     "fast_and_wrong_when_slow": _fast_and_wrong_when_slow,
+    "remembers_its_last": _remembers_its_last,
     "fifty": _takes(50.0),
     "takes_a_second": _takes(1e6),
     "nan": lambda i, o: _spoils(i, o, "one element"),
