@@ -184,7 +184,8 @@ class Runnable(Protocol):
         function costs only the implementation's own call.  The function
         launches on the current stream, does not synchronise, and returns
         output name to tensor: ``outputs``' own tensors where the
-        implementation can write to given memory.
+        implementation can write to given memory.  It is a ``dict`` of
+        ``torch.Tensor`` on the device of the inputs; a subclass of either is refused.
         """
 
 

@@ -28,7 +28,9 @@ and defines exactly one of
 
 Both get argument name to tensor, scalar or None, and output name to tensor.
 The call launches on the current stream, does not synchronise, and fills
-``outputs``; it may return output name to tensor instead, which is copied.
+``outputs``; it may return output name to tensor instead, a ``dict`` of
+``torch.Tensor`` on the device of the inputs and no subclass of either, which is
+copied.
 ``emulate(inputs)`` is optional: the kernel's arithmetic on CPU tensors, as
 output name to tensor.
 

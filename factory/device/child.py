@@ -75,6 +75,12 @@ class _Service:
         self._runnable: Any = None
         self._loaded: dict[int, Any] = {}
         """Baselines by the identity of the message's inputs; emptied with each message."""
+        # Bound before foreign code is imported, as the clock is.
+        import torch
+
+        self._tensor = torch.Tensor
+        self._address = torch.Tensor.data_ptr
+        self._copy = torch.Tensor.copy_
 
     def load(self, message: Load) -> dict[str, Any]:
         with _foreign("load"):
@@ -154,13 +160,16 @@ class _Service:
         if case.work is None:
             return Course(calls, lambda i: calls[i % len(calls)])
         target = [self._tensors(bound) for bound in (case.work, *case.sets)]
-        work = self._kept(case, case.work, kept)
+        work, key = self._kept(case, case.work, kept), id(case.work)
 
         def sample(i: int) -> Callable[[], Any]:
+            # Of the sample before; out here, because looking takes time too.
+            if key in kept:
+                self._look(kept[key][1])
             # New data at the address that the call was bound to: neither what
             # was computed when binding nor what an earlier call left can serve.
             for name, tensor in target[0].items():
-                tensor.copy_(target[1 + (i + 1) % len(calls)][name])
+                self._copy(tensor, target[1 + (i + 1) % len(calls)][name])
             return work
 
         return Course(calls, sample)
@@ -197,22 +206,44 @@ class _Service:
     def _tensors(self, bound: Bound) -> dict[str, Any]:
         return {n: self._bench.view(v) for n, v in bound.inputs.items() if isinstance(v, Ref)}
 
+    def _look(self, returned: Any) -> None:
+        """Refuse what could run code of its own when it is read: that could be the work itself.
+
+        It would run outside all windows, and leave outputs that are right.
+        """
+        with _foreign("result"):
+            if type(returned) is not dict:
+                raise _Fault("rejected", f"returns {type(returned).__name__}, expected a dict")
+            for name, tensor in returned.items():
+                if type(name) is not str:
+                    said = f"names an output by {type(name).__name__}, expected str"
+                    raise _Fault("rejected", said)
+                if type(tensor) is not self._tensor:
+                    said = f"returns {name} as {type(tensor).__name__}, expected torch.Tensor"
+                    raise _Fault("rejected", f"{said} itself")
+
     def _deliver(self, returned: Any, bound: Bound) -> None:
         """Put what was returned where the job looks for it."""
+        self._look(returned)
         for name, ref in bound.outputs.items():
             with _foreign("result"):
-                if isinstance(returned, Mapping) and name not in returned:
+                if name not in returned:
                     there = ", ".join(map(repr, returned)) or "nothing"
                     raise _Fault("rejected", f"output {name!r} is missing: there is {there}")
                 tensor = returned[name]
                 shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+                # Not a method of the object, which can carry its own under that name.
+                address = self._address(tensor)
             if shape != ref.shape:
                 raise _Fault("rejected", f"returns {name} as {shape}, expected {ref.shape}")
             if dtype != ref.dtype and self._target.baseline is None:
                 raise _Fault("rejected", f"returns {name} as {dtype}, expected {ref.dtype}")
             home = self._bench.view(ref)
-            if tensor.data_ptr() != home.data_ptr():
-                home.copy_(tensor)
+            if tensor.device != home.device:
+                said = f"returns {name} on {tensor.device}, expected {home.device}"
+                raise _Fault("rejected", said)
+            if address != self._address(home):
+                self._copy(home, tensor)
 
     def _at(self, label: str) -> None:
         self._connection.send_bytes(json.dumps({"at": label}).encode())

@@ -250,10 +250,3 @@ class Controls:
         if timed and self._course and not self.closed:
             return "cut short: no closing reading of the controls"
         return ""
-
-    def close(self) -> None:
-        """End all children."""
-        for control in self._controls:
-            if control.child is not None:
-                self._stop(control.child)
-                control.child = None

@@ -12,7 +12,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -382,17 +382,32 @@ class DeviceJob:
         )
 
     def close(self, note: str = "") -> JobRecord:
-        """End all processes, give the GPU back and settle the job's status; idempotent."""
+        """End all processes, give the GPU back and settle the job's status; idempotent.
+
+        Raises
+        ------
+        HarnessError
+            If a process does not end; everything else has ended then, and the job is void.
+        """
         if self._closed:
             return self.record
         self._closed = True
-        for child in self._children:
-            child.kill()
-        self._children.clear()
-        if self._controls is not None:
-            self._controls.close()
-        self._arena.close()
-        self._spawner.close()
+        try:
+            with ExitStack() as ending:  # each of them is called, whatever others raise
+                for end in (self._spawner.close, self._arena.close):
+                    ending.callback(end)
+                for child in reversed(self._children):  # those of controls among them
+                    ending.callback(child.kill)
+        except BaseException as error:
+            note = note or f"not ended: {error}"
+            raise
+        finally:
+            self._children.clear()
+            self._settle(note)
+        return self.record
+
+    def _settle(self, note: str) -> None:
+        """The job's status and why, for good."""
         drift = self._controls.drift() if self._controls is not None else None
         if not note and self._controls is not None:
             note = self._controls.objection(self._timed > 0)
@@ -415,7 +430,6 @@ class DeviceJob:
                 },
             }
         )
-        return self.record
 
     # -- how ---------------------------------------------------------------------
 

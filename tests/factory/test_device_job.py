@@ -108,6 +108,15 @@ def test_the_screen_ends_hopeless_candidates(job: DeviceJob) -> None:
     assert result.score_us is None
 
 
+def test_a_time_that_does_not_count_screens_nobody(tmp_path: Path) -> None:
+    with start(tmp_path) as job:
+        rejected = through(job, "fast_and_wrong_when_slow", "time")
+        assert rejected.status is StageStatus.REJECTED
+        assert "slow 16: o is off by" in rejected.reason
+        screened = through(job, "good", "screen")
+        assert screened.status is StageStatus.PASSED, screened.reason
+
+
 def test_a_verdict_is_final_for_its_handle(job: DeviceJob) -> None:
     handle = job.prepare(schedule("exits"))
     first = job.gate(handle)
@@ -345,6 +354,32 @@ def test_an_inexact_control_keeps_its_time_and_is_flagged(tmp_path: Path) -> Non
     assert any(line.startswith("nonfinite is left out: ") for line in lines)
     kept = job.record.details["control_errors"]["inexact"]
     assert not all(e["within"] for e in kept)
+
+
+def test_a_process_that_does_not_end_keeps_nothing_else_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(tmp_path, baselines=STEADY)
+    job.controls("before")
+    held, other = (job.prepare(schedule("spins_loading")).child for _ in range(2))
+    kill = held.kill
+
+    def survives() -> None:
+        raise HarnessError("process 1 survives SIGKILL")
+
+    monkeypatch.setattr(held, "kill", survives)
+    control = next(c for c in job._children if c not in (held, other))
+    try:
+        with pytest.raises(HarnessError, match="survives SIGKILL"):
+            job.close()
+        assert not other.alive
+        assert not control.alive
+        assert not job._arena._open
+        assert job.record.status is JobStatus.VOID
+        assert "process 1 survives SIGKILL" in job.record.note
+        assert job.close() is job.record
+    finally:
+        kill()
 
 
 def test_a_drifting_control_voids_the_job(tmp_path: Path) -> None:
