@@ -380,14 +380,15 @@ def _add_control(
     job: JobRecord,
     entry: Entry | None = None,
 ) -> None:
-    """A control, or with an entry that one on raw inputs: wrong as little as on activated ones."""
+    """A control, or with an entry that one on raw inputs: it may fail no more than on activated."""
     name = baseline.name
     seen.missing += [Missing(name, why) for why in job.details["left_out"].get(name, ())]
     mine = tuple(m for m in controls if m.control == name)
     errors = job.details["control_errors"].get(name, ())
     worst = _largest((e["regime"], e["max_rel"]) for e in errors)
     beyond = tuple(dict.fromkeys(e["regime"] for e in errors if not e["within"]))
-    if entry is not None and (beyond or not mine):
+    failed = name in job.details["failed"]
+    if entry is not None and (beyond or failed or not mine):
         seen.refused.append(entry.schedule.key)
         if beyond:
             reason = f"outputs of timed calls are beyond tolerance: {', '.join(beyond)}"

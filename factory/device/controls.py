@@ -92,6 +92,8 @@ class Controls:
         """Control to its errors: all of the first reading, and what is out of tolerance later."""
         self.left_out: dict[str, list[str]] = {}
         """Control to why it was not timed, wholly or on some regime."""
+        self.failed: dict[str, None] = {}
+        """Controls that failed a turn, by name in order: their readings are not all there."""
         self.closed = False
         """Whether the closing reading was taken."""
 
@@ -181,6 +183,7 @@ class Controls:
                 self._lose(control, f"{regime.name}: {timed.wrong}")
                 return []
             if timed.wrong:
+                self.failed[name] = None
                 continue
             records = self._timer.records(
                 timed,
@@ -215,6 +218,7 @@ class Controls:
 
     def _lose(self, control: _Control, reason: str) -> None:
         control.lost = True
+        self.failed[control.baseline.name] = None
         if control.child is not None:
             self._stop(control.child)
             control.child = None

@@ -426,6 +426,7 @@ class DeviceJob:
                 "details": {
                     "control_errors": {} if self._controls is None else self._controls.errors,
                     "left_out": {} if self._controls is None else self._controls.left_out,
+                    "failed": [] if self._controls is None else list(self._controls.failed),
                     "throttled": throttled,
                 },
             }

@@ -7,6 +7,7 @@ candidate are gated alike and timed in turns in one job, on tuned and on held-ou
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,19 +134,26 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
         raise HarnessError(f"{folder} has no tests")
     found: list[OwnTests] = []
     with tempfile.TemporaryDirectory(prefix="export-gate-") as elsewhere, log.open("wb") as stream:
-        running = [(file, _start(file, Path(elsewhere))) for file in files]  # each compiles a lot
-        deadline = time.monotonic() + _TESTS_S
-        for file, child in running:
-            try:
-                said, _ = child.communicate(timeout=max(deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                said, _ = child.communicate()
-                why = f"{file.name} did not end within {_TESTS_S:.0f} s"
-                found.append(OwnTests(0, 0, 1, 0, why))
-            else:
-                found.append(_outcome(file, child.returncode, Path(elsewhere), said))
-            stream.write(said)
+        running: list[tuple[Path, subprocess.Popen[bytes]]] = []
+        try:
+            for file in files:  # all at once: each compiles a lot
+                running.append((file, _start(file, Path(elsewhere))))
+            deadline = time.monotonic() + _TESTS_S
+            for file, child in running:
+                try:
+                    said, _ = child.communicate(timeout=max(deadline - time.monotonic(), 0))
+                except subprocess.TimeoutExpired:
+                    _end(child)
+                    said, _ = child.communicate()
+                    why = f"{file.name} did not end within {_TESTS_S:.0f} s"
+                    found.append(OwnTests(0, 0, 1, 0, why))
+                else:
+                    found.append(_outcome(file, child.returncode, Path(elsewhere), said))
+                stream.write(said)
+        finally:
+            for _, child in running:
+                _end(child)
+                child.wait()
     return OwnTests(
         passed=sum(f.passed for f in found),
         skipped=sum(f.skipped for f in found),
@@ -163,7 +171,14 @@ def _start(file: Path, elsewhere: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         cwd=elsewhere,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **_one_gpu()},
+        start_new_session=True,
     )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child that was not waited for, with all that it started: they hold GPU and pipe."""
+    if child.returncode is None:  # a reaped leader's number may be somebody else's
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 _NO_TESTS = 5

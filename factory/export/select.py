@@ -155,8 +155,8 @@ def _winner(operation: Operation, family: Family, store: Store) -> Selection | s
     if final is None:
         return f"campaign {campaign.id} has no finals, and only these name a winner"
     trial = store.get_trial(final.id)
-    default = _row(family, trial, named_times(store, trial.id), None, campaign)
-    overrides = _faster(family, store, campaign, default)
+    default = _row(family, trial, named_times(store, trial.id), None, campaign, final.job_id)
+    overrides = _faster(family, store, campaign, default, final.job_id)
     return _selection(operation, family, store, campaign, (*overrides, default), is_winner=True)
 
 
@@ -178,13 +178,15 @@ def _named(operation: Operation, family: Family, store: Store, ref: str) -> Sele
             " not count here; measure it again"
         )
     final = winner(store, campaign.id)
+    is_winner = final is not None and final.id == trial.id
+    job_id = final.job_id if final is not None and is_winner else trial.job_id
     return _selection(
         operation,
         family,
         store,
         campaign,
-        (_row(family, trial, named_times(store, trial.id), None, campaign),),
-        is_winner=final is not None and final.id == trial.id,
+        (_row(family, trial, named_times(store, trial.id), None, campaign, job_id),),
+        is_winner=is_winner,
     )
 
 
@@ -217,8 +219,9 @@ def _row(
     known: Sequence[NamedTime],
     workload: str | None,
     campaign: CampaignRecord,
+    job_id: str | None,
 ) -> Row:
-    """A row of one trial, with the times that it rests on: of the finals if it has these."""
+    """A row of one trial, with its times of one job: of the finals if it has these there."""
     try:
         schedule = family.schedule(trial.schedule)
         problems = family.problems(schedule)
@@ -233,7 +236,8 @@ def _row(
     times = [
         t
         for t in _warm(known)
-        if t.record.workload in wanted
+        if t.record.job_id == job_id
+        and t.record.workload in wanted
         and t.record.regime in regimes
         and t.record.phase in ("search", "final")
     ]
@@ -252,7 +256,9 @@ def _warm(known: Sequence[NamedTime]) -> list[NamedTime]:
     ]
 
 
-def _faster(family: Family, store: Store, campaign: CampaignRecord, default: Row) -> list[Row]:
+def _faster(
+    family: Family, store: Store, campaign: CampaignRecord, default: Row, job_id: str
+) -> list[Row]:
     """For each workload the trial that beats the winner there, where one does.
 
     It has to be told apart on the ranking regime from times of the same job, must bear the same
@@ -262,17 +268,17 @@ def _faster(family: Family, store: Store, campaign: CampaignRecord, default: Row
     against: dict[tuple[str, str, str], tuple[float, ...]] = {
         (t.record.workload, t.record.regime, t.record.phase): t.record.samples_us
         for t in _warm(named_times(store, default.trial.id))
-        if t.record.job_id == default.trial.job_id
+        if t.record.job_id == job_id
     }
     best: dict[str, tuple[float, Row]] = {}
     for listed in store.list_trials(campaign.id, (TrialStatus.PASSED,)):
-        if listed.id == default.trial.id or listed.job_id != default.trial.job_id:
+        if listed.id == default.trial.id:
             continue
         known = named_times(store, listed.id)
         for workload in campaign.workloads:
             try:
-                row = _row(family, listed, known, workload, campaign)
-            except ExportError:  # not to be built any more: the winner serves the shape
+                row = _row(family, listed, known, workload, campaign, job_id)
+            except ExportError:  # not built any more, or not timed there: the winner serves
                 continue
             own = family.gate_bound(row.schedule)
             if own is not None and (bound is None or own > bound):

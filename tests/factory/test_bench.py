@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -309,6 +310,31 @@ def test_ours_is_refused_where_it_is_wrong_on_raw_inputs_in_any_round(
     assert found.refused == ("kind=good",)
     (reason,) = (m.reason for m in found.missing if m.id == "ours_raw" and "slow:" not in m.reason)
     assert ("SIGABRT" if "broken" in how else "beyond tolerance: production") in reason
+
+
+class Dying(Ours):
+    """Its first turns are right, and a later one ends its process."""
+
+    def load(self, workload: Any, raw: Any) -> Any:
+        if self._loads > 24:
+            os.abort()
+        return super().load(workload, raw)
+
+
+def test_ours_is_refused_where_it_fails_a_later_turn_on_raw_inputs(tmp_path: Path) -> None:
+    found = bench(
+        fakes.OPERATION,
+        fakes.FAMILY,
+        [named("good")],
+        device=SimulatedDevice(),
+        baselines=(),
+        log_dir=tmp_path,
+        rounds=3,
+        fed_raw=Dying,
+    )
+    assert [c.id for c in found.contestants] == ["ours"]
+    assert found.refused == ("kind=good",)
+    assert any("SIGABRT" in m.reason for m in found.missing if m.id == "ours_raw")
 
 
 def test_a_schedule_that_takes_no_raw_inputs_is_missing_and_not_refused(tmp_path: Path) -> None:

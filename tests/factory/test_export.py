@@ -23,7 +23,7 @@ import leaderboard
 from candidates._delta_rule import kernel as shared
 from candidates.kda_prefill import kernel
 from factory.export import exporter as exporters
-from factory.export import sources
+from factory.export import select, sources
 from factory.export.exporter import SHIPPED, ExportError, exporter_of
 from factory.export.folder import write
 from factory.export.render import export_hash, render
@@ -64,6 +64,26 @@ def test_the_winner_of_the_finals_serves_every_shape_where_nothing_is_told_faste
     assert found.is_winner
     assert found.same_source
     assert {t.record.phase for t in found.default.times} == {"final"}
+    assert len(found.default.times) == 4
+
+
+def test_every_time_is_of_the_job_that_named_the_winner():
+    changed = []
+    for line in map(json.loads, board.lines()):
+        if line["kind"] == "job":
+            later = {**line, "id": "job-b", "started_at": "2026-12-01T07:45:40+00:00"}
+            changed += [{**line, "status": "void"}, later]
+        elif line.get("phase") == "final":
+            changed += [line, {**line, "uid": line["uid"] + "-b", "job_id": "job-b"}]
+        elif line["kind"] != "end":
+            changed.append(line)
+    changed.append({"kind": "end", "lines": len(changed) - 1})
+    with open_store("sqlite://") as store:
+        leaderboard.import_lines(store, map(json.dumps, changed))
+        row = store.list_trials(board.CAMPAIGN)[0]
+        found = select._named(board.OPERATION, board.FAMILY, store, str(row.id))
+    assert found.job.id == "job-b"
+    assert {t.record.job_id for t in found.default.times} == {"job-b"}
     assert len(found.default.times) == 4
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +25,7 @@ from factory.export.contest import CANDIDATE, EXPORT, Contest, Vendored
 from factory.export.folder import write
 from factory.export.gate import Gated, OwnTests, claim_from, gate, own_tests, store_claim
 from factory.export.render import FORMAT, VERSION, export_hash, sha256
-from factory.stages.base import StageResult
+from factory.stages.base import HarnessError, StageResult
 from leaderboard import ClaimRecord, claim_of, claims, open_store
 from leaderboard.records import (
     Clock,
@@ -225,6 +227,41 @@ def test_tests_that_break_pytest_are_the_folders_fault_or_the_machines(tmp_path:
     found = own_tests(Path(folder.folder), tmp_path / "log")
     assert found.failed == 1
     assert "no_such_thing" in (tmp_path / "log").read_text()
+
+
+def test_no_test_process_goes_on_when_one_ends_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(file: Path, elsewhere: Path) -> subprocess.Popen[bytes]:
+        started.append(begin(file, elsewhere))
+        return started[-1]
+
+    begin = gating._start
+    folder = Path(vendored(tmp_path).folder)
+    (folder / "tests/test_a.py").write_text("import os\nos._exit(3)\n")
+    (folder / "tests/test_b.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(gating, "_start", start)
+    try:
+        with pytest.raises(HarnessError, match="test_a"):
+            own_tests(folder, tmp_path / "log")
+        assert all(child.poll() is not None for child in started)
+    finally:
+        for child in started:
+            child.kill()
+            child.wait()
+
+
+def test_what_a_test_started_ends_with_it_at_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gating, "_TESTS_S", 1.0)
+    monkeypatch.setattr(gating, "_RUN_TESTS", "import os, time\nos.fork()\ntime.sleep(9)\n")
+    folder = Path(vendored(tmp_path).folder)
+    began = time.monotonic()
+    assert "did not end within 1 s" in own_tests(folder, tmp_path / "log").first
+    assert time.monotonic() - began < 6
 
 
 # -- what may be claimed ---------------------------------------------------------------
