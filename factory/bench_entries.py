@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from candidates import Family, Schedule
 from factory.errors import UserError
-from factory.leader import leader
+from factory.leader import leaders
 from leaderboard.records import Clock
 from operations import Operation
 
@@ -48,7 +48,11 @@ class Entry:
 
 
 def choose(
-    operation: Operation, family: Family, keys: Sequence[str], stores: Sequence[Store]
+    operation: Operation,
+    family: Family,
+    keys: Sequence[str],
+    stores: Sequence[Store],
+    gpu: str | None = None,
 ) -> tuple[tuple[Entry, ...], tuple[Missing, ...]]:
     """Our schedules to time: by key, or as the current winner.
 
@@ -60,6 +64,8 @@ def choose(
         Schedule keys, as the leaderboard prints them, or :data:`WINNER`.
     stores : sequence of Store
         Asked in turn for a winner, and all of them for the trial of a key.
+    gpu : str, optional
+        Name of the GPU at hand: its own winner goes before those of others.
 
     Raises
     ------
@@ -70,7 +76,7 @@ def choose(
     missing = []
     for key in keys:
         if key == WINNER:
-            found = _winner(operation, family, stores)
+            found = _winner(operation, family, stores, gpu)
             if isinstance(found, Missing):
                 missing.append(found)
             else:
@@ -81,14 +87,17 @@ def choose(
     return tuple(entries.values()), tuple(missing)
 
 
-def _winner(operation: Operation, family: Family, stores: Sequence[Store]) -> Entry | Missing:
+def _winner(
+    operation: Operation, family: Family, stores: Sequence[Store], gpu: str | None
+) -> Entry | Missing:
     """First of the finals of the campaign that leads the ranking, else its leader."""
     from leaderboard import winner
 
     for store in stores:
-        first = leader(store, operation, family)
-        if first is None:
+        firsts = leaders(store, operation, family)
+        if not firsts:
             continue
+        first = firsts.get(str(gpu)) or max(firsts.values(), key=lambda row: row.id)
         final = winner(store, first.campaign_id)
         trial = store.get_trial(first.id if final is None else final.id)
         where = f"trial {trial.id} of {trial.campaign_id} in {store.name}"

@@ -1,4 +1,4 @@
-"""The trial that leads the measured ranking of an operation, as the source is now."""
+"""The trials that lead the measured ranking of an operation, as the source is now."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from leaderboard import LeaderboardRow, Store
     from operations import Operation
 
-__all__ = ["leader"]
+__all__ = ["leaders"]
 
 
-def leader(store: Store, operation: Operation, family: Family) -> LeaderboardRow | None:
-    """First of the ranking by ``gpu`` at the operation's version; None if nothing was measured.
+def leaders(store: Store, operation: Operation, family: Family) -> dict[str, LeaderboardRow]:
+    """First of the ranking by ``gpu`` at the operation's version, for each GPU.
 
-    Trials of other source than the family's stand behind those of its own.
+    Times of two GPUs are not compared, so that there is no first of all.  Trials
+    of other source than the family's count where no GPU has one of its own; of
+    several methods or cache states on a GPU the one that was measured last.
     """
     from leaderboard import ranked
 
@@ -29,4 +31,5 @@ def leader(store: Store, operation: Operation, family: Family) -> LeaderboardRow
         source_hash=family.source_hash(),
         limit=1,
     )
-    return rows[0] if rows else None
+    current = [row for row in rows if not row.superseded] or rows
+    return {str(row.gpu): row for row in sorted(current, key=lambda row: row.id)}

@@ -111,7 +111,8 @@ def bench(
         store = opened.enter_context(_asked(db, record)) if record or db else None
         device = _gpu()
         stores = _stores(opened) if store is None else [store]
-        entries, missing = choose(known, family, schedules or (WINNER,), stores)
+        gpu = str(device.describe()["gpu"])
+        entries, missing = choose(known, family, schedules or (WINNER,), stores, gpu)
         found = run(
             known,
             family,

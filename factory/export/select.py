@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from candidates import Family, Schedule
 from factory.errors import UserError
 from factory.export.exporter import ExportError
-from factory.leader import leader
+from factory.leader import leaders
 from leaderboard import (
     CampaignRecord,
     Clock,
@@ -126,7 +126,7 @@ def select(
     ExportError
         If no winner is named, or the trial has no measured time or cannot be built.
     UserError
-        If the trial is of another operation.
+        If the trial is of another operation, or winners are of several GPUs.
     """
     if trial is not None:
         return _named(operation, family, next(iter(stores)), trial)
@@ -143,17 +143,32 @@ def select(
 
 
 def _winner(operation: Operation, family: Family, store: Store) -> Selection | str:
-    """The winner of the campaign that leads the ranking, or why there is none."""
-    first = leader(store, operation, family)
-    if first is None:
+    """The winner of the campaign that leads the ranking, or why there is none.
+
+    Raises
+    ------
+    UserError
+        If there are winners on several GPUs.
+    """
+    firsts = leaders(store, operation, family)
+    if not firsts:
         return (
             f"no measured trial of version {operation.version} has a place:"
             " factory leaderboard --status all shows what there is"
         )
-    campaign = store.get_campaign(first.campaign_id)
-    final = winner(store, campaign.id)
-    if final is None:
-        return f"campaign {campaign.id} has no finals, and only these name a winner"
+    finals = {gpu: winner(store, row.campaign_id) for gpu, row in firsts.items()}
+    named = {gpu: final for gpu, final in finals.items() if final is not None}
+    if not named:
+        ids = " and ".join(row.campaign_id for row in firsts.values())
+        return f"campaign {ids} has no finals, and only these name a winner"
+    if len(named) > 1:
+        each = ", ".join(f"trial {final.id} on {gpu}" for gpu, final in named.items())
+        raise UserError(
+            f"{store.name} has a winner of {operation.name} for each of {len(named)} GPUs, whose"
+            f" times are not compared: {each}; export one by its number"
+        )
+    ((gpu, final),) = named.items()
+    campaign = store.get_campaign(firsts[gpu].campaign_id)
     trial = store.get_trial(final.id)
     default = _row(family, trial, named_times(store, trial.id), None, campaign, final.job_id)
     overrides = _faster(family, store, campaign, default, final.job_id)

@@ -186,6 +186,16 @@ def selected(times: Times | None = None, subject: Subject = KDA, **changes: Any)
         return select(subject.operation, subject.family, [store])
 
 
+def on_another_gpu(text: Iterator[str], gpu: str) -> Iterator[str]:
+    """The same campaign as it would be of that GPU, with identities of its own."""
+    machine = FingerprintRecord.of({**FINGERPRINT.values, "gpu": gpu})
+    for line in text:
+        other = line.replace(FINGERPRINT.id, machine.id).replace("NVIDIA H200", gpu)
+        for name in (CAMPAIGN, JOB, "trial-", "time-"):
+            other = other.replace(f'"{name}', f'"other-{name}')
+        yield other
+
+
 def fill(store: Store, times: Times | None = None, **changes: Any) -> Store:
     import_lines(store, lines(times, **changes))
     return store

@@ -28,6 +28,7 @@ from factory.device.simulated import SimulatedDevice
 from factory.errors import UserError
 from leaderboard import Clock, Store, Verdict, control_spans, open_store, shapes, winner
 from leaderboard.records import (
+    FingerprintRecord,
     JobStatus,
     MeasurementRecord,
     TrialStatus,
@@ -437,7 +438,8 @@ def test_every_round_gives_everybody_one_turn() -> None:
 
 def a_time(workload: str, us: float, **changes: Any) -> MeasurementRecord:
     values = {"trial_id": 0, "low_us": us, "high_us": us, "samples_us": (us,)}
-    return make.time("job-0", workload, us, **{**values, "kernels": ("toy_main",), **changes})
+    found = {**values, "job_id": "job-0", "kernels": ("toy_main",), **changes}
+    return make.time(found.pop("job_id"), workload, us, **found)
 
 
 def test_pooling_keeps_owners_shapes_clocks_and_caches_apart() -> None:
@@ -464,33 +466,41 @@ def test_pooling_keeps_owners_shapes_clocks_and_caches_apart() -> None:
 # -- which schedule is ours ----------------------------------------------------------------
 
 
-def fill(store: Store, *, source: str = FAMILY.source_hash()) -> dict[int, int]:
+def fill(
+    store: Store,
+    campaign: str = "toy-1",
+    *,
+    source: str = FAMILY.source_hash(),
+    gpu: str = "NVIDIA H200",
+) -> dict[int, int]:
     """A measured campaign: block 1 leads its ranking, block 2 its finals; block to trial."""
-    store.put_fingerprint(make.FINGERPRINT)
+    machine = FingerprintRecord.of({**make.FINGERPRINT.values, "gpu": gpu})
+    store.put_fingerprint(machine)
     toy = {"operation": "toy_scale", "family": "toy", "workloads": ("64", "256")}
-    store.create_campaign(make.campaign("toy-1", name="toy", source_hash=source, **toy))
-    store.acquire("toy-1")
-    store.open_job(make.job("job-0", "toy-1"))
+    store.create_campaign(make.campaign(campaign, name="toy", source_hash=source, **toy))
+    store.acquire(campaign)
+    job = f"job-of-{campaign}"
+    store.open_job(make.job(job, campaign, gpu=gpu, fingerprint_id=machine.id))
     trials = {}
     for block, us, final_us in ((1, 11.0, 13.0), (2, 12.0, 12.0)):
         schedule = FAMILY.schedule({"kind": "exact", "block": block})
         ours = {"schedule_key": schedule.key, "schedule": schedule.as_dict()}
-        trial = make.begin(store, block, "toy-1", source_hash=source, gate_bound=-5.5, **ours)
+        trial = make.begin(store, block, campaign, source_hash=source, gate_bound=-5.5, **ours)
         trials[block] = trial.id
 
         def on(us: float, phase: str, trial_id: int = trial.id) -> list[MeasurementRecord]:
             return [
-                a_time(w, us, trial_id=trial_id, regime=r, phase=phase)
+                a_time(w, us, trial_id=trial_id, regime=r, phase=phase, job_id=job)
                 for r in ("production", "slow")
                 for w in ("64", "256")
             ]
 
         store.record_stage(trial.id, make.stage("time"), measurements=on(us, "search"))
-        done = {"clock": Clock.GPU, "score_us": us, "slow_us": us, "job_id": "job-0"}
+        done = {"clock": Clock.GPU, "score_us": us, "slow_us": us, "job_id": job}
         store.finish_trial(trial.id, TrialStatus.PASSED, **done)
         store.add_measurements(on(final_us, "final"))
-    store.close_job("job-0", JobStatus.VALID)
-    store.release("toy-1")
+    store.close_job(job, JobStatus.VALID)
+    store.release(campaign)
     return trials
 
 
@@ -506,6 +516,19 @@ def test_the_winner_is_the_first_of_the_finals_not_of_the_ranking(store: Store) 
     assert (entry.schedule["block"], entry.trial_id) == (2, trials[2])
     assert f"trial {trials[2]} of toy-1" in entry.origin
     assert not missing
+
+
+def test_the_winner_is_that_of_the_gpu_at_hand(store: Store) -> None:
+    """Times of two GPUs are not compared; that of another is better than none."""
+    there = fill(store, "toy-h100", gpu="NVIDIA H100 80GB HBM3")
+    here = fill(store, "toy-h200")
+    for gpu, trial in (
+        ("NVIDIA H200", here[2]),
+        ("NVIDIA H100 80GB HBM3", there[2]),
+        ("NVIDIA GH200", here[2]),
+    ):
+        (entry,), _ = choose(TOY, FAMILY, [WINNER], [store], gpu)
+        assert entry.trial_id == trial, gpu
 
 
 def test_a_winner_is_looked_for_where_the_first_leaderboard_has_none(
@@ -647,7 +670,7 @@ def test_the_winner_of_the_leaderboard_here_is_timed_and_recorded(
         assert {c.control for s in mine for c in s.controls} == {"steady"}
         won = winner(store, "toy-1")
         assert won is not None
-        assert won.job_id == "job-0", "finals stay what they were"
+        assert won.job_id == "job-of-toy-1", "finals stay what they were"
 
 
 @pytest.mark.usefixtures("simulated")

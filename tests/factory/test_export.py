@@ -22,6 +22,7 @@ from answers import ask, one_line
 import leaderboard
 from candidates._delta_rule import kernel as shared
 from candidates.kda_prefill import kernel
+from factory.errors import UserError
 from factory.export import exporter as exporters
 from factory.export import select, sources
 from factory.export.exporter import SHIPPED, ExportError, exporter_of
@@ -130,6 +131,24 @@ def test_the_table_bears_what_its_weakest_row_bears(monkeypatch):
 def test_without_finals_nothing_is_exported_as_the_winner():
     with pytest.raises(ExportError, match="has no finals, and only these name a winner"):
         board.selected(finals=False)
+
+
+def test_winners_of_two_gpus_are_not_compared() -> None:
+    """Nor does one whose campaign named none stand before one that did."""
+    with open_store("sqlite://") as store:
+        h100 = partial(board.on_another_gpu, gpu="NVIDIA H100")
+        leaderboard.import_lines(store, h100(board.lines(finals=False)))
+        board.fill(store)
+        kda = (board.OPERATION, board.FAMILY, [store])
+        assert select.select(*kda).campaign.id == board.CAMPAIGN
+    with open_store("sqlite://") as store:
+        leaderboard.import_lines(store, h100(board.lines()))
+        board.fill(store)
+        kda = (board.OPERATION, board.FAMILY, [store])
+        said = "of 2 GPUs, .*: trial 1 on NVIDIA H100, trial 4 on NVIDIA H200; export one by"
+        with pytest.raises(UserError, match=said):
+            select.select(*kda)
+        assert select.select(*kda, trial="4").campaign.id == board.CAMPAIGN
 
 
 def test_scores_of_another_version_of_the_operation_do_not_count():
