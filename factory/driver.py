@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event as Flag
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from candidates import Schedule
@@ -438,9 +441,30 @@ class Driver:
         why = f": {event.job.note}" if event.job.note else ""
         self.view.note(f"job {event.job.id} closed {status}{drift}{why}")
 
+    @contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """Beat from a thread: the last reading of controls can take longer than a lease holds."""
+        from leaderboard import StoreError
+
+        over = Flag()
+
+        def beat() -> None:
+            while not over.wait(_HEARTBEAT_S):
+                with suppress(StoreError):  # the writes that follow say it
+                    self.store.heartbeat(self.campaign.id)
+
+        thread = Thread(target=beat, name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def _close(self, *, cancel: bool) -> None:
         """End the executor; keep its jobs' last words and abandon what is still open."""
-        events = self.executor.close(cancel=cancel)
+        with self._signs_of_life():
+            events = self.executor.close(cancel=cancel)
         for event in events:
             if isinstance(event, JobClosed | JobOpened):
                 self._handle(event)

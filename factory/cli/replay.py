@@ -74,6 +74,7 @@ def replay(
     one object with recording, within, seeds and samplers.
     """
     import candidates
+    import operations
     from factory.errors import UserError
     from factory.machine import installed
     from factory.replay import load_recording
@@ -89,7 +90,10 @@ def replay(
         chosen.remove("gp")
     with open_reading(db) as store:
         records = [store.get_campaign(ref) for ref in dict.fromkeys(campaigns)]
-        recording = load_recording(store, candidates.get(records[0].operation), records)
+        try:
+            recording = load_recording(store, candidates.get(records[0].operation), records)
+        except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
+            raise UserError(str(error)) from None
     done = [
         run(
             recording,

@@ -51,6 +51,8 @@ _PAUSE_S = 5.0
 """Between two of them."""
 _CANCEL_S = 180.0
 """For the stage under way on a GPU when everything is to end."""
+_CLOSE_S = 3600.0
+"""For the last reading of all controls, each of which has limits of its own."""
 _NODE_LOSSES = 3
 """Times that a task may lose its machine."""
 _POLLING = "polling"
@@ -417,7 +419,7 @@ class RayExecutor:
         live = [g for g in self._gpus if g.actor is not None]
         for gpu in live:
             gpu.actor.close.remote(cancel=cancel)
-        end = time.monotonic() + _CANCEL_S
+        end = time.monotonic() + (_CANCEL_S if cancel else _CLOSE_S)
         while polls := [g.poll for g in live if g.poll is not None]:
             ready, _ = self._ray.wait(polls, num_returns=1, timeout=1.0)
             for gpu in [g for g in live if g.poll in ready]:

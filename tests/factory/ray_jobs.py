@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,12 @@ from leaderboard.records import StageStatus
 
 def fake_job(context, **options):
     return FakeJob(number=os.getpid(), **options)
+
+
+def fake_slow_to_close(context, *, seconds):
+    """Reads its controls once more, which takes that long."""
+    wait = partial(time.sleep, seconds)
+    return FakeJob(number=os.getpid(), during=lambda what: what == "close" and wait())
 
 
 def fake_in_company(context, *, told):

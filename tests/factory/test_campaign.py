@@ -137,6 +137,23 @@ def test_every_trial_ends_with_its_verdict(go, store):
     assert store.get_campaign(done.campaign.id).driver is None
 
 
+def test_a_driver_gives_signs_of_life_while_its_executor_closes(go, store, monkeypatch):
+    """The last reading of slow controls can take longer than a lease holds."""
+    close, beats = InProcess.close, []
+
+    def slow(executor, *, cancel=False):
+        (campaign,) = store.list_campaigns()
+        beats.append(
+            until(lambda: store.get_campaign(campaign.id).heartbeat_at > campaign.heartbeat_at)
+        )
+        return close(executor, cancel=cancel)
+
+    monkeypatch.setattr(InProcess, "close", slow)
+    monkeypatch.setattr("factory.driver._HEARTBEAT_S", 0.05)
+    assert go().finished == 6
+    assert beats == [True]
+
+
 def test_ranking_is_by_the_model_and_holds_only_what_passed(go, store):
     done = go()
     rows = ranked(store, campaign_id=done.campaign.id)

@@ -22,6 +22,7 @@ from ray_jobs import (
     fake_in_company,
     fake_job,
     fake_opening_once_badly,
+    fake_slow_to_close,
     fake_with_second_thoughts,
     fake_without_the_second_gpu,
     simulated,
@@ -339,6 +340,19 @@ def test_jobs_are_one_for_each_gpu_and_kept_apart(make, tmp_path):
     closed = [e for e in executor.close() if isinstance(e, JobClosed)]
     assert {e.job.status for e in closed} == {JobStatus.VALID}
     assert len({e.job.id for e in closed}) == 2
+
+
+def test_the_last_reading_may_take_longer_than_a_cancelled_stage(make, monkeypatch):
+    """A job that is cut in it is void, and none of its trials ranks."""
+    monkeypatch.setattr("factory.executors.ray._CANCEL_S", 0.5)
+    slow = partial(fake_slow_to_close, seconds=3.0)
+    for cancel, status in ((False, JobStatus.VALID), (True, JobStatus.VOID)):
+        executor = make(measured=True, workers=1, gpus=1, open_job=slow)
+        events = Collected(executor)
+        executor.poll(0)  # starts the actor
+        events.until(lambda found=events: found.of(JobOpened))
+        (closed,) = [e for e in executor.close(cancel=cancel) if isinstance(e, JobClosed)]
+        assert closed.job.status is status
 
 
 def killed_in_its_screen(folder):

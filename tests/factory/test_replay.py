@@ -281,6 +281,19 @@ def test_samplers_stand_side_by_side_in_one_drawing(toy, capsys):
     assert _run(["replay", "m0", *chosen, "--seeds", "1", "--plot", "no/where.svg"]) == 2
 
 
+def test_an_operation_that_is_not_here_is_one_line(toy, capsys, monkeypatch):
+    """A campaign may be imported where its plugin is not installed."""
+
+    def unknown(name):
+        raise candidates.UnknownFamilyError(f"no candidates for {name!r}")
+
+    monkeypatch.setattr(candidates, "get", unknown)
+    assert _run(["replay", "m0"]) == 2
+    said = capsys.readouterr().err
+    assert "no candidates for 'toy_scale'" in said
+    assert said.count("\n") == 1
+
+
 def test_the_course_is_a_median_that_only_falls(recording):
     few = replay(recording, sampler="random", seeds=range(3))
     middle = course(few, recording.best_us)
