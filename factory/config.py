@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from factory.errors import UserError
 from factory.executors.base import Limits
+from leaderboard.records import FREE_ON_RESUME
 
 __all__ = [
     "CampaignConfig",
@@ -108,10 +109,6 @@ class CampaignConfig(_Model):
     limits: LimitsConfig = LimitsConfig()
     device: DeviceConfig = DeviceConfig()
     executor: ExecutorConfig = ExecutorConfig()
-
-
-FREE_ON_RESUME = frozenset({"budget", "gpu_minutes", "patience", "executor"})
-"""Keys that may change when a campaign is resumed: they do not change any verdict."""
 
 
 def preset_names() -> tuple[str, ...]:

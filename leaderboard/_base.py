@@ -65,6 +65,8 @@ class BaseStore:
     def reading(self) -> Iterator[Session]:
         """One consistent view of the database, for queries of this package."""
         with _one_line(self.name), Session(self._engine) as session, session.begin():
+            if self._engine.dialect.name == "postgresql":  # whose default is a view a statement
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
 
     @contextmanager

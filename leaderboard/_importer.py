@@ -7,7 +7,7 @@ few statements.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,13 +34,16 @@ from leaderboard.models import (
     TrialRow,
 )
 from leaderboard.records import (
+    FREE_ON_RESUME,
     CampaignRecord,
     ClaimRecord,
     Clock,
+    ErrorRecord,
     FingerprintRecord,
     JobRecord,
     JobStatus,
     MeasurementRecord,
+    StageRecord,
     TrialRecord,
     TrialStatus,
 )
@@ -50,6 +53,9 @@ __all__ = ["Importer"]
 _BATCH = 500
 _MUTABLE = {"status", "budget", "updated_at", "driver", "heartbeat_at"}
 """Fields of a campaign that its driver changes while it runs."""
+_FINALS = "finals"
+_OF_A_VERDICT = {"status", "stage", "reason", "clock", "score_us", "slow_us"}
+"""Fields of a passed trial that its finals change if it does not pass them."""
 
 
 class Importer:
@@ -66,6 +72,8 @@ class Importer:
         self.skipped: Counter[str] = Counter()
         self._session = session
         self._trial_ids: dict[str, int] = {}
+        self._newer: set[str] = set()
+        """Campaigns that come in a later state than the stored one."""
         self._passed: list[int] = []
         self._times: list[tuple[str, MeasurementRecord]] = []
 
@@ -132,12 +140,13 @@ class Importer:
             return
         stored = _rows.campaign_record(row)
         for name in _rows.CAMPAIGN_FIELDS:
-            if name not in _MUTABLE and getattr(stored, name) != getattr(record, name):
+            if name not in _MUTABLE and _fixed(stored, name) != _fixed(record, name):
                 raise TransferError(f"campaign {record.id} is stored with another {name}")
         # A campaign that is driven here knows its own state better.
         if row.driver is None and record.updated_at > stored.updated_at:
-            row.status, row.budget = record.status.value, record.budget
+            row.status, row.budget, row.config = record.status.value, record.budget, record.config
             row.updated_at = record.updated_at
+            self._newer.add(record.id)
 
     def _job(self, item: dict[str, Any]) -> None:
         record = JobRecord.model_validate(item)
@@ -177,10 +186,31 @@ class Importer:
             self._insert_trial(record)
             return
         self._trial_ids[record.uid] = row.id
-        stored = _rows.trial_record(row).model_dump(exclude={"id"})
-        bare = record.model_copy(update={"stages": (), "errors": (), "measurements": ()})
-        if stored != bare.model_dump(exclude={"id"}):
+        stored = _rows.trial_record(row)
+        bare = record.model_copy(update={"id": row.id, "stages": (), "errors": ()})
+        if _lost_its_finals(bare, stored):
+            return  # it comes as it was before
+        if _lost_its_finals(stored, bare):
+            for name in _OF_A_VERDICT:
+                value = getattr(record, name)
+                setattr(row, name, value.value if name == "status" else value)
+        elif stored != bare:
             raise TransferError(f"trial {record.uid} is stored with other contents")
+        self._bring_finals(row, record)
+
+    def _bring_finals(self, row: TrialRow, record: TrialRecord) -> None:
+        """What the finals said of a trial that was here before them, or before later ones."""
+        said = [(n, s) for n, s in enumerate(record.stages) if s.stage == _FINALS]
+        ours = sa.select(sa.func.count()).where(
+            StageRow.trial_id == row.id, StageRow.stage == _FINALS
+        )
+        if not said or (record.campaign_id not in self._newer and self._session.scalar(ours)):
+            return
+        for model in (StageRow, ErrorRow):
+            self._session.execute(
+                sa.delete(model).where(model.trial_id == row.id, model.stage == _FINALS)
+            )
+        self._add_stages(row.id, said, [e for e in record.errors if e.stage == _FINALS])
 
     def _insert_trial(self, record: TrialRecord) -> None:
         # Campaign and job go first; in one transaction a missing one is an error.
@@ -202,18 +232,26 @@ class Importer:
         row = TrialRow(**values, finished=True if record.status.finished else None)
         self._insert(row)
         self._trial_ids[record.uid] = row.id
-        self._session.add_all(
-            StageRow(
-                trial_id=row.id, position=position, **{**s.model_dump(), "status": s.status.value}
-            )
-            for position, s in enumerate(record.stages)
-        )
-        if record.errors:
-            self._session.execute(
-                sa.insert(ErrorRow), [_rows.error_values(row.id, e) for e in record.errors]
-            )
+        self._add_stages(row.id, enumerate(record.stages), record.errors)
         if record.status is TrialStatus.PASSED and record.clock is not Clock.MODELLED:
             self._passed.append(row.id)
+
+    def _add_stages(
+        self,
+        trial_id: int,
+        stages: Iterable[tuple[int, StageRecord]],
+        errors: Sequence[ErrorRecord],
+    ) -> None:
+        self._session.add_all(
+            StageRow(
+                trial_id=trial_id, position=position, **{**s.model_dump(), "status": s.status.value}
+            )
+            for position, s in stages
+        )
+        if errors:
+            self._session.execute(
+                sa.insert(ErrorRow), [_rows.error_values(trial_id, e) for e in errors]
+            )
 
     def _measurement(self, item: dict[str, Any]) -> None:
         uid, trial_uid = item.pop("uid"), item.pop("trial_uid")
@@ -288,3 +326,21 @@ class Importer:
                     f"trial {trial.uid} states {trial.method}, {trial.cache} and was read with "
                     f"{basis.method}, {basis.cache}"
                 )
+
+
+def _fixed(record: CampaignRecord, name: str) -> Any:
+    """A field without what may change when a campaign goes on."""
+    value = getattr(record, name)
+    if name == "config":
+        return {key: v for key, v in value.items() if key not in FREE_ON_RESUME}
+    return value
+
+
+def _lost_its_finals(before: TrialRecord, after: TrialRecord) -> bool:
+    """Whether they are one trial, which had passed and did not pass the finals."""
+    return (
+        before.status is TrialStatus.PASSED
+        and after.status is not TrialStatus.PASSED
+        and after.stage == _FINALS
+        and before.model_dump(exclude=_OF_A_VERDICT) == after.model_dump(exclude=_OF_A_VERDICT)
+    )

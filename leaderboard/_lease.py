@@ -18,9 +18,28 @@ LEASE_SECONDS = 300.0
 """A driver silent for longer has lost its campaign; every write renews the lease."""
 
 
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""Inode of the process namespace that a machine boots into, on Linux."""
+
+
 def driver_name() -> str:
-    """``host:pid`` of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """``host:pid`` of this process; in a container the host's name has its namespace behind it."""
+    return f"{_host()}:{os.getpid()}"
+
+
+def _host() -> str:
+    """Whose processes can be seen from here.
+
+    Containers may share a host's name, and each numbers its processes itself: a
+    number of one says nothing in another.
+    """
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return socket.gethostname()
+    tag = "" if namespace == _FIRST_NAMESPACE else f"/{boot}-{namespace}"
+    return socket.gethostname() + tag
 
 
 def is_stale(driver: str, heartbeat_at: datetime | None, now: datetime) -> bool:
@@ -32,7 +51,7 @@ def is_stale(driver: str, heartbeat_at: datetime | None, now: datetime) -> bool:
     if heartbeat_at is None or (now - heartbeat_at).total_seconds() > LEASE_SECONDS:
         return True
     host, _, pid = driver.rpartition(":")
-    return host == socket.gethostname() and pid.isdigit() and not _alive(int(pid))
+    return host == _host() and pid.isdigit() and not _alive(int(pid))
 
 
 def is_held(campaign: CampaignRecord, now: datetime | None = None) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
+    "FREE_ON_RESUME",
     "CampaignRecord",
     "CampaignStatus",
     "ClaimRecord",
@@ -106,6 +107,11 @@ class FingerprintRecord(_Record):
         """The fingerprint of these contents, under its id."""
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return cls(id=hashlib.sha256(text.encode()).hexdigest(), values=dict(values))
+
+
+FREE_ON_RESUME = frozenset({"budget", "gpu_minutes", "patience", "executor"})
+"""Keys of a campaign's configuration that may change when it is resumed: they do not change
+any verdict."""
 
 
 class CampaignRecord(_Record):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import board
 import pytest
@@ -29,6 +31,8 @@ from leaderboard import (
     driver_name,
     open_store,
 )
+from leaderboard._lease import is_stale
+from leaderboard.models import TrialRow
 
 PASSED, RUNNING, ABANDONED = TrialStatus.PASSED, TrialStatus.RUNNING, TrialStatus.ABANDONED
 
@@ -95,6 +99,40 @@ def test_a_second_driver_is_told_who_holds_the_campaign(store: Store) -> None:
         assert 0 <= caught.value.age_seconds < 60
         store.release("kda-1")
         assert second.acquire("kda-1", "elsewhere:7").driver == "elsewhere:7"
+
+
+def test_a_reader_sees_one_moment(store: Store, url: str) -> None:
+    """An export that saw a trial's times and not the trial could not be imported."""
+    with store.reading() as session:
+        count = sa.select(sa.func.count()).select_from(TrialRow)
+        assert session.scalar(count) == 0
+        with open_store(url) as writer:
+            board.begin(writer, 0)
+        assert session.scalar(count) == 0
+    with store.reading() as session:
+        assert session.scalar(count) == 1
+
+
+def test_a_container_is_a_host_of_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are not seen from another of the same name, and may have the same numbers."""
+    here = driver_name()
+    stat = os.stat
+
+    def elsewhere(path: Any, *args: Any, **options: Any) -> Any:
+        if path == "/proc/self/ns/pid":
+            return SimpleNamespace(st_ino=4026532999)
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr("leaderboard._lease.os.stat", elsewhere)
+    there = driver_name()
+    monkeypatch.undo()
+    assert re.fullmatch(
+        rf"{re.escape(socket.gethostname())}/\w{{8}}-4026532999:{os.getpid()}", there
+    )
+    now = datetime.now(UTC)
+    dead = f"{there.rpartition(':')[0]}:999999999"
+    assert not is_stale(dead, now, now)
+    assert is_stale(f"{here.rpartition(':')[0]}:999999999", now, now)
 
 
 def test_only_the_holder_writes(store: Store) -> None:

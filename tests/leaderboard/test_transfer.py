@@ -12,6 +12,7 @@ import pytest
 from leaderboard import (
     CampaignStatus,
     JobStatus,
+    StageStatus,
     Store,
     TransferError,
     TrialStatus,
@@ -137,6 +138,32 @@ def test_a_later_export_of_a_grown_campaign_adds_what_is_new(store: Store, other
     assert [r.number for r in ranked(other)] == [1, 0]
     assert other.get_campaign("kda-1").status is CampaignStatus.FINISHED
     assert list(export_lines(other)) == list(export_lines(store))
+
+
+def test_a_campaign_that_went_on_is_imported_again(store: Store, other: Store) -> None:
+    """With another budget and executor, and with finals, one of which was lost."""
+    store.add_measurements(board.controls("job-1", 20.0))
+    won, lost = (board.passed(store, n, "job-1", us) for n, us in ((0, 10.0), (1, 9.0)))
+    before = list(export_lines(store))
+    import_lines(other, before)
+    config = {**store.get_campaign("kda-1").config, "budget": 30, "executor": {"workers": 3}}
+    store.set_campaign_status("kda-1", CampaignStatus.RUNNING, budget=30, config=config)
+    final = board.times("job-1", won.id, 11.0, 51.0, phase="final")
+    store.record_finals(won.id, board.stage("finals"), errors=[board.error()], measurements=final)
+    wrong = board.stage("finals", StageStatus.REJECTED, reason="o off on a held-out shape")
+    store.record_finals(lost.id, wrong, errors=[board.error(within=False)])
+    midway = list(export_lines(store))
+    import_lines(other, midway)
+    assert list(export_lines(other)) == midway
+    store.record_finals(won.id, board.stage("finals", seconds=7.0))  # run again
+    store.set_campaign_status("kda-1", CampaignStatus.FINISHED)
+    after = list(export_lines(store))
+    for lines in (after, before, midway):
+        import_lines(other, lines)
+        assert list(export_lines(other)) == after
+    changed = edited(after, lambda items: of_kind(items, "campaign")["config"].update(seed=1))
+    with pytest.raises(TransferError, match="kda-1 is stored with another config"):
+        import_lines(other, changed)
 
 
 def test_an_older_export_does_not_turn_time_back(store: Store, other: Store) -> None:
