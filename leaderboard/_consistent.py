@@ -20,6 +20,7 @@ from leaderboard.records import (
     JobRecord,
     JobStatus,
     MeasurementRecord,
+    StageStatus,
     TrialRecord,
     TrialStatus,
 )
@@ -117,8 +118,20 @@ def check_trial(record: TrialRecord) -> None:
     passed = record.status is TrialStatus.PASSED
     for error in record.errors:
         _check_error(label, error, passed=passed)
+    if passed:
+        _check_stages(label, record)
     if passed and record.clock is Clock.MODELLED:
         _check_modelled(label, record)
+
+
+def _check_stages(label: str, record: TrialRecord) -> None:
+    for stage in record.stages:
+        if stage.status is not StageStatus.PASSED:
+            raise TransferError(
+                f"{label}: stage {stage.stage} is {stage.status}, and the trial's status is passed"
+            )
+    if record.clock is not Clock.MODELLED and not any(s.stage == "gate" for s in record.stages):
+        raise TransferError(f"{label}: it is measured and passed, and no gate let it pass")
 
 
 def _check_error(label: str, e: ErrorRecord, *, passed: bool) -> None:

@@ -213,7 +213,12 @@ class Importer:
         self._add_stages(row.id, said, [e for e in record.errors if e.stage == _FINALS])
 
     def _insert_trial(self, record: TrialRecord) -> None:
-        # Campaign and job go first; in one transaction a missing one is an error.
+        for what, table, key in (
+            ("campaign", CampaignRow, record.campaign_id),
+            ("job", JobRow, record.job_id),
+        ):
+            if key is not None and self._session.get(table, key) is None:
+                raise TransferError(f"trial {record.uid} is of {what} {key}, which is not here")
         values = record.model_dump(include=set(_rows.TRIAL_FIELDS) - {"id"})
         values["status"] = record.status.value
         values["clock"] = None if record.clock is None else record.clock.value

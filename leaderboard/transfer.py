@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -55,6 +55,8 @@ VERSION = 2
 """Of the lines, raised when an older reader would misread them; 2 may hold claims."""
 
 _BATCH = 500
+_LINE = 64 << 20
+"""Most characters of a line; that of a trial with all its samples has half a million."""
 
 
 class ImportResult(BaseModel):
@@ -178,7 +180,7 @@ def import_open(store: Store, raw: BinaryIO, file_name: str, *, name: str) -> Im
     """
     try:
         with open_text(raw, file_name) as stream:
-            return import_lines(store, stream, name=name)
+            return import_lines(store, _bounded(stream, name), name=name)
     except UnicodeDecodeError:
         raise TransferError(f"{name} is not a leaderboard export: it is not text") from None
     except (LZMAError, EOFError) as error:
@@ -193,6 +195,18 @@ def _why(error: Exception) -> str:
         field = ".".join(map(str, first["loc"]))
         return f"{field}: {first['msg']}" if field else first["msg"].removeprefix("Value error, ")
     return " ".join(str(error).split())
+
+
+def _bounded(stream: TextIO, name: str) -> Iterator[str]:
+    """Its lines, none of which fills the memory: a small compressed file may hold a long one."""
+    number = 1
+    while line := stream.readline(_LINE + 1):
+        if len(line) > _LINE:
+            raise TransferError(
+                f"{name} line {number} is longer than {_LINE >> 20} MiB: no export writes that"
+            )
+        yield line
+        number += 1
 
 
 def _parse(line: str, name: str, number: int) -> dict[str, Any]:

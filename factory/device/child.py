@@ -51,20 +51,28 @@ def _foreign(doing: str) -> Iterator[None]:
     except _Fault:
         raise
     except RecordingError as error:
-        raise _Fault("harness", str(error)) from error
+        raise _Fault("harness", _said(error)) from error
     except BuildError as error:
-        raise _Fault("build", str(error)) from error
+        raise _Fault("build", _said(error)) from error
     except BaseException as error:
         if isinstance(error, ToolchainError) and doing == "load":
-            raise _Fault("toolchain", str(error)) from error
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise _Fault("toolchain", _said(error)) from error
+        if type(error) is OSError and error.errno == errno.EFBIG:
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             said = f"{doing}: its output, or a file it writes, exceeds {limit / 2**20:.0f} MiB"
             raise _Fault("candidate", said) from error
-        text = str(error).strip().splitlines()
+        text = _said(error).strip().splitlines()
         raise _Fault(
             "candidate", f"{doing}: {type(error).__name__}: {text[0] if text else ''}"
         ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Its message, which may be code of a candidate too."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001  whatever it is, it is no message
+        return ""
 
 
 class _Service:
@@ -81,6 +89,7 @@ class _Service:
         self._tensor = torch.Tensor
         self._address = torch.Tensor.data_ptr
         self._copy = torch.Tensor.copy_
+        self._clone = torch.Tensor.clone
 
     def load(self, message: Load) -> dict[str, Any]:
         with _foreign("load"):
@@ -232,8 +241,6 @@ class _Service:
                     raise _Fault("rejected", f"output {name!r} is missing: there is {there}")
                 tensor = returned[name]
                 shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-                # Not a method of the object, which can carry its own under that name.
-                address = self._address(tensor)
             if shape != ref.shape:
                 raise _Fault("rejected", f"returns {name} as {shape}, expected {ref.shape}")
             if dtype != ref.dtype and self._target.baseline is None:
@@ -242,8 +249,14 @@ class _Service:
             if tensor.device != home.device:
                 said = f"returns {name} on {tensor.device}, expected {home.device}"
                 raise _Fault("rejected", said)
-            if address != self._address(home):
-                self._copy(home, tensor)
+            with _foreign("result"):  # a sparse tensor has no address
+                # Not a method of the object, which can carry its own under that name.
+                in_place = self._address(tensor) == self._address(home)
+                if in_place and tensor.stride() != home.stride():
+                    tensor = self._clone(tensor)  # what is copied may not be written meanwhile
+                    in_place = False
+                if not in_place:
+                    self._copy(home, tensor)
 
     def _at(self, label: str) -> None:
         self._connection.send_bytes(json.dumps({"at": label}).encode())

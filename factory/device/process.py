@@ -18,9 +18,10 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from factory.device.answers import Answer, Nonsense, Reader, checked, safe
 from factory.device.protocol import Load, Open
@@ -133,6 +134,9 @@ class Child:
         self._unsent = bytearray()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(log_path, "ab") as log:
+            # By what was opened: what has its name in the end may be another file.
+            self._log = open(log_path, "r+b")  # noqa: SIM115  closed when the process has ended
+            self._tail = b""
             self._process = spawner.start(
                 [
                     sys.executable,
@@ -231,10 +235,17 @@ class Child:
                 f"process {self.pid} survives SIGKILL; the device driver holds it"
             ) from None
         end_marked(_MARK, self._mark)
-        _shorten(self.log_path)
         with self._lock:
             self._gone = True
             self._link.close()
+        self._end_log()
+
+    def _end_log(self) -> None:
+        """Keep its last words, and of a long log both ends."""
+        with suppress(OSError), self._log as log:  # without them where the disk does not answer
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            self._tail = log.read()
+            _shorten(log)
 
     def _arm(self) -> None:
         self._started = time.monotonic()
@@ -380,29 +391,23 @@ class Child:
 
     def _last_words(self) -> str:
         """The last line of its log that looks like an error, or nothing."""
-        with open(self.log_path, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+        lines = self._tail.decode(errors="replace").splitlines()
         telling = [line.strip() for line in lines if re.search(r"error|abort|fatal", line, re.I)]
         return f" ({safe(telling[-1], 200)})" if telling else ""
 
 
-def _shorten(path: Path) -> None:
+def _shorten(log: BinaryIO) -> None:
     """Keep both ends of a log that nobody writes any more, and say what was left out."""
-    try:
-        with open(path, "r+b") as log:
-            size = log.seek(0, os.SEEK_END)
-            if size <= _LOG_BYTES:
-                return
-            half = _LOG_BYTES // 2
-            log.seek(size - half)
-            end = log.read()
-            log.seek(half)
-            log.write(f"\n[... {size - 2 * half} bytes left out ...]\n".encode())
-            log.write(end)
-            log.truncate()
-    except FileNotFoundError:
-        return  # somebody cleared the folder
+    size = log.seek(0, os.SEEK_END)
+    if size <= _LOG_BYTES:
+        return
+    half = _LOG_BYTES // 2
+    log.seek(size - half)
+    end = log.read()
+    log.seek(half)
+    log.write(f"\n[... {size - 2 * half} bytes left out ...]\n".encode())
+    log.write(end)
+    log.truncate()
 
 
 def _environment(mark: str, *, alone: bool) -> dict[str, str]:

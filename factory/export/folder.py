@@ -70,7 +70,10 @@ def write(found: Mapping[str, bytes], folder: Path, *, beside: Sequence[str] = (
         If the folder holds anything but an unaltered export, or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
-    _refuse_foreign(folder, beside)
+    try:
+        _refuse_foreign(folder, beside)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from error
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     older = folder.with_name(f".{folder.name}.{os.getpid()}.older")
     try:
@@ -99,9 +102,11 @@ def _refuse_foreign(folder: Path, beside: Sequence[str]) -> None:
         raise UserError(f"{folder} is there and is no folder; name another with --to")
     if not folder.parent.is_dir():
         raise UserError(f"the folder {folder.parent} does not exist; make it, or name another")
-    if not folder.exists() or not _present(folder):
+    if not folder.exists():
         return
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).is_file():  # one look; below it may be a whole disk
+        if all(path.name in _LEAVINGS for path in folder.iterdir()):
+            return
         raise UserError(
             f"{folder} holds files that no export wrote; name an empty folder, or a new one"
         )

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -477,7 +478,40 @@ def _floods_its_log(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None
 
 
 _FAULT = {"kind": "toolchain", "message": "install another compiler"}
+
+
+def _loses_its_log(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    log = Path(os.readlink("/proc/self/fd/1"))
+    log.unlink()
+    log.mkdir()
+    os._exit(9)
+
+
+def _hands_on_its_log(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> None:
+    """Its log is a file of somebody else from now on."""
+    compute(i, o, 10.0)
+    log = Path(os.readlink("/proc/self/fd/1"))
+    if log.exists():
+        log.unlink()
+        log.symlink_to(log.with_name("victim"))
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def _other_strides(t: torch.Tensor) -> torch.Tensor:
+    """The same elements in the same memory, in another order."""
+    values = t.clone()
+    turned = t.as_strided(t.shape, tuple(torch.empty(t.shape[::-1]).t().stride()))
+    return turned.copy_(values)
+
+
 HOSTILE: dict[str, Callable[..., Any]] = {
+    "loses_its_log": _loses_its_log,
+    "hands_on_its_log": _hands_on_its_log,
+    "is_mute": _raises_this(_Mute()),
     "floods_its_log": _floods_its_log,
     "says_half": _says(b"\x00\x00\x10\x00abc"),
     "floods_places": _says(then=flood),
@@ -568,6 +602,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "instant": _is_instant,
     "empty": _returns(o=torch.empty_like),
     "other_memory": _returns(o=lambda t: t.clone()),
+    "other_strides": _returns(o=_other_strides),
+    "sparse": _returns(o=lambda t: t.to_sparse()),
     "other_dtype": _returns(o=lambda t: t.double()),
     "other_shape": _returns(total=lambda t: t[:4]),
     "elsewhere": _returns(o=lambda t: t.to("meta")),

@@ -52,6 +52,7 @@ GATED = {
     "other_dtype": ("rejected", "returns o as float64, expected float32"),
     "other_shape": ("rejected", "returns total as (4,), expected (8,)"),
     "elsewhere": ("rejected", "returns o on meta, expected cpu"),
+    "sparse": ("crashed", "result: "),
     "lazy": ("rejected", "returns _Lazy, expected a dict"),
     "lazy_name": ("rejected", "names an output by _LazyName, expected str"),
     "lazy_tensor": ("rejected", "returns o as _LazyTensor, expected torch.Tensor itself"),

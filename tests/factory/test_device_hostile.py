@@ -43,6 +43,8 @@ SAID = {
     "leaves_a_child_behind": ("crashed", "its process ended: exit code 7"),
     "leaves_a_session_behind": ("crashed", "its process ended: exit code 7"),
     "hangs_up": ("crashed", "its process closed its pipe to the job"),
+    "loses_its_log": ("crashed", "its process ended: exit code 9"),
+    "is_mute": ("crashed", "_Mute"),
 }
 
 
@@ -71,6 +73,17 @@ def test_what_it_writes_to_the_job_is_held_against_it(
         "the end of all processes of a candidate",
     )
     assert len(result.reason) < 600
+
+
+def test_only_its_own_log_is_cut(job: DeviceJob) -> None:
+    """What has the log's name in the end may be any file of the user."""
+    handle = job.prepare(schedule("hands_on_its_log"))
+    victim = handle.log_path.with_name("victim")
+    victim.write_bytes(b"x" * (process._LOG_BYTES + 1))
+    assert job.gate(handle).status.value == "passed"
+    job.release(handle)
+    assert handle.log_path.is_symlink()
+    assert victim.stat().st_size == process._LOG_BYTES + 1
 
 
 class Hurried:

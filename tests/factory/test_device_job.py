@@ -68,6 +68,7 @@ def test_a_right_candidate_passes_and_gets_its_times(job: DeviceJob) -> None:
 
 def test_results_in_memory_of_its_own_are_taken_over(job: DeviceJob) -> None:
     assert through(job, "other_memory").status is StageStatus.PASSED
+    assert through(job, "other_strides").status is StageStatus.PASSED
 
 
 def test_the_first_breach_of_the_sweep_is_reported(job: DeviceJob) -> None:

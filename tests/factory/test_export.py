@@ -391,6 +391,13 @@ def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothin
 # -- what is refused, and what became of a folder --------------------------------------
 
 
+@pytest.mark.parametrize("where", ["/", "x" * 300])
+def test_a_folder_that_cannot_be_one_is_one_line(factory, where):
+    code, _, err = factory("export", "kda_prefill", "--to", where)
+    assert code == 2
+    assert where[:100] in one_line(err)
+
+
 def test_only_an_export_that_nobody_touched_is_overwritten(factory, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -215,7 +215,19 @@ BAD: dict[str, tuple[Edit, str]] = {
     ),
     "a trial of no campaign": (
         lambda items: of_kind(items, "trial").update(campaign_id="nope"),
-        "FOREIGN KEY",
+        "line .* is of campaign nope, which is not here",
+    ),
+    "a trial of no job": (
+        lambda items: of_kind(items, "trial").update(job_id="nope"),
+        "line .* is of job nope, which is not here",
+    ),
+    "passed by no gate": (
+        lambda items: of_kind(items, "trial")["stages"].pop(0) and None,
+        "it is measured and passed, and no gate let it pass",
+    ),
+    "passed against its gate": (
+        lambda items: of_kind(items, "trial")["stages"][0].update(status="rejected"),
+        "stage gate is rejected, and the trial's status is passed",
     ),
 }
 
@@ -228,6 +240,20 @@ def test_a_bad_file_is_refused_whole_in_one_line(full: Store, other: Store, case
         import_lines(other, lines, name="results.jsonl")
     assert "\n" not in str(caught.value)
     assert list(export_lines(other)) == list(export_lines(open_store("sqlite://")))
+
+
+@pytest.mark.parametrize("name", ["long.jsonl", "long.jsonl.xz"])
+def test_a_line_without_end_does_not_fill_the_memory(
+    full: Store, other: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    longest = max(map(len, export_lines(full))) + 1  # with its end
+    path = tmp_path / name
+    export_file(full, path)
+    monkeypatch.setattr("leaderboard.transfer._LINE", longest - 1)
+    with pytest.raises(TransferError, match=f"{name} line .* is longer than"):
+        import_file(other, path)
+    monkeypatch.setattr("leaderboard.transfer._LINE", longest)
+    assert import_file(other, path).added
 
 
 def test_a_passed_trial_without_its_times_is_refused(full: Store, other: Store) -> None:
