@@ -40,6 +40,8 @@ takes seconds, and a process may open them often."""
 def shipped_store() -> Store:
     """The shipped results, read-only; its ``name`` says so, or that there are none.
 
+    For the thread that opens them.
+
     Raises
     ------
     TransferError

@@ -79,7 +79,8 @@ class Store(TrialStore):
 
     Notes
     -----
-    Safe to use from several threads.  Do not carry one across ``fork``.
+    Safe to use from several threads, but for one in memory, as the shipped results are:
+    that is for the thread which opened it.  Do not carry one across ``fork``.
     """
 
     # Campaigns and their lease -----------------------------------------------
