@@ -158,6 +158,8 @@ def _chosen(found: Results, columns: str) -> list[str]:
     known = found.flat()[0]
     short = {"us": "score_us", "slow": "slow_us", "trial": "id", "schedule": "schedule_key"}
     names = [short.get(c.strip(), c.strip()) for c in columns.split(",") if c.strip()]
+    if not names:
+        raise UserError(f"--columns names none; there: {', '.join([*short, *known])}")
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *short], n=1)

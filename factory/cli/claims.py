@@ -12,6 +12,7 @@ from factory.cli.common import (
     open_reading,
     print_json,
     print_table,
+    refuse_unknown,
     us_text,
 )
 
@@ -31,9 +32,13 @@ def claims(parent_db: str | None, operation: str | None, db: str | None, as_json
 
     With --json: a list of objects, each with its id (leaderboard.ClaimView).
     """
+    import operations
     from leaderboard import claims as asked
 
     with open_reading(db or parent_db) as store:
+        if operation is not None:
+            there = {c.operation for c in asked(store)}
+            refuse_unknown("operation", [operation], sorted({*operations.names(), *there}))
         found = asked(store, operation=operation)
         if as_json:
             print_json(found)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from factory.cli.common import (
     db_option,
@@ -108,13 +109,19 @@ def export(
 
     With --json: one object with id (the export's hash), folder, files, winner, claim, refused,
     campaign, rows and source; with --check one with id, folder, status, altered, missing, added,
-    changed and current.
+    changed, differs, current and unknown.
     """
     if (to is None) == (checked is None):
         raise UserError("name a folder with --to to write it, or with --check to look at one")
     if (gated or aot) and (to is None or layout != "folder"):
         name = "--gate" if gated else "--aot"
-        raise UserError(f"{name} goes with --to: it is about the folder that is written")
+        with_what = "with --to" if to is None else f"with a folder, not with --format {layout}"
+        raise UserError(f"{name} goes {with_what}: it is about the folder that is written")
+    for option in ("controls", "rounds", "seed"):
+        source = click.get_current_context().get_parameter_source(option)
+        if not gated and source is ParameterSource.COMMANDLINE:
+            name = option.removesuffix("s") if option == "controls" else option
+            raise UserError(f"--{name} goes with --gate: only that times anything")
     if gated and db is not None:
         refuse_in_memory(db)
     if inputs and layout == "folder":
@@ -442,10 +449,17 @@ def _check(what: str, folder: Path, stores: _Stores, as_json: bool) -> int:
     from factory.export.render import render
 
     told = read_manifest(folder)
+    operation = told.get("operation")
+    theirs = operation.get("name") if isinstance(operation, dict) else None
     currents: list[dict[str, bytes]] = []
     unknown = ""
     try:
         selection = _select(what, stores)
+        if isinstance(theirs, str) and theirs != selection.operation.name:
+            raise UserError(
+                f"{folder} is an export of {theirs}, not of {selection.operation.name};"
+                f" factory export {theirs} --check {folder}"
+            )
         currents = [_rendered(selection, stores, {})[0], render(selection)]
     except ExportError as error:
         unknown = str(error)

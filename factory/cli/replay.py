@@ -81,6 +81,8 @@ def replay(
     from factory.replay import replay as run
     from factory.search import SAMPLERS
 
+    if not math.isfinite(within):
+        raise UserError(f"--within {within}: say how many percent are near enough")
     if plot is not None and Path(plot).suffix not in (".svg", ".html"):
         raise UserError(f"--plot {plot}: the file is an .svg or an .html")
     chosen = [s for s in SAMPLERS if not samplers or s in samplers]

@@ -132,9 +132,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{folder} is no exported folder: {MANIFEST}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path} is not JSON; export again") from error
+        raise UserError(f"{path} is not JSON: move the folder away, and export again") from error
     if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise UserError(f"{path} is not the manifest of an export")
+        raise UserError(f"{path} is not the manifest of an export: name another folder")
     if not isinstance(told.get("version"), int) or told["version"] > VERSION:
         raise UserError(f"{path} was written by a newer version; upgrade kernel-factory")
     if not isinstance(told.get("files"), dict) or not isinstance(told.get("export_hash"), str):

@@ -71,6 +71,7 @@ def factory(tmp_path, monkeypatch, capsys):
         (["leaderboard", "--campaign", "nobody"], "no campaign 'nobody'"),
         (["leaderboard", "import", "absent.jsonl"], "'absent.jsonl' does not exist"),
         (["operations", "kda_prefix"], "did you mean 'kda_prefill'?"),
+        (["replay", "kda_prefill", "--within", "nan"], "--within nan: say how many percent"),
         (["frobnicate"], "No such command 'frobnicate'"),
     ],
 )
@@ -230,6 +231,8 @@ def test_leaderboard_json_has_ids_and_filters(inside):
         (["--status", "nope"], "no status 'nope'"),
         (["--clock", "nope"], "'nope' is not one of"),
         (["--columns", "id,scor_us"], "no column 'scor_us'; did you mean 'score_us'?"),
+        (["--columns", ","], "--columns names none; there: "),
+        (["claims", "--operation", "toy_scales"], "did you mean 'toy_scale'?"),
         (["--sort", "scor_us"], "did you mean 'score_us'?"),
         (["--where", "knd=exact"], "no column or parameter 'knd'; did you mean 'kind'?"),
         (["--where", "kind="], "it ends where a value should follow"),

@@ -391,6 +391,13 @@ def test_in_a_clean_environment_the_folder_passes_its_own_tests_and_knows_nothin
 # -- what is refused, and what became of a folder --------------------------------------
 
 
+def test_a_copy_of_another_operation_is_not_called_superseded(factory):
+    assert factory("export", "kda_prefill", "--to", "kda")[0] == 0
+    code, _, err = factory("export", "gdn_prefill", "--check", "kda")
+    assert code == 2
+    assert "kda is an export of kda_prefill, not of gdn_prefill" in one_line(err)
+
+
 @pytest.mark.parametrize("where", ["/", "x" * 300])
 def test_a_folder_that_cannot_be_one_is_one_line(factory, where):
     code, _, err = factory("export", "kda_prefill", "--to", where)
@@ -436,6 +443,13 @@ def test_only_an_export_that_nobody_touched_is_overwritten(factory, tmp_path):
     [
         (["kda_prefill"], 2, "name a folder with --to"),
         (["kda_prefill", "--to", "a", "--check", "b"], 2, "name a folder with --to"),
+        (["kda_prefill", "--to", "a", "--control", "x"], 2, "--control goes with --gate"),
+        (["kda_prefill", "--to", "a", "--rounds", "3"], 2, "--rounds goes with --gate"),
+        (
+            ["kda_prefill", "--to", "a", "--gate", "--format", "flashinfer-trace"],
+            2,
+            "--gate goes with a folder, not with --format flashinfer-trace",
+        ),
         (["nothing", "--to", "a"], 2, "nothing"),
         (["toy_scale", "--to", "a"], 1, "no winner of toy_scale"),
         (["99", "--to", "a"], 2, "no trial 99"),
