@@ -59,7 +59,7 @@ from leaderboard.records import (
 if TYPE_CHECKING:
     from leaderboard import Store
 
-__all__ = ["Driver", "finalists", "log_path"]
+__all__ = ["Driver", "log_path"]
 
 _HEARTBEAT_S = 20.0
 _POLL_S = 0.5
@@ -376,9 +376,9 @@ class Driver:
         return self.plan.clock is not Clock.MODELLED and self.tally.passed > 0
 
     def _start_finals(self) -> None:
-        chosen = finalists(
-            self.store, self.campaign.id, self.plan.clock, self.plan.config.finalists
-        )
+        passed = self.store.list_trials(self.campaign.id, [TrialStatus.PASSED])
+        best = sorted(passed, key=lambda t: (t.score_us or 0.0, t.id))
+        chosen = best[: self.plan.config.finalists]
         self.view.note(f"finals: re-timing {len(chosen)} together, with the held-out shapes")
         self.executor.finals([Finalist(t.id, self._offered[t.schedule_key]) for t in chosen])
 
@@ -480,22 +480,6 @@ class Driver:
         for event in events:
             if isinstance(event, HarnessFault) and not cancel:
                 self._handle(event)
-
-
-def finalists(store: Store, campaign_id: str, clock: Clock, most: int) -> list[TrialRecord]:
-    """The best trials, at most so many, in the order of the leaderboard.
-
-    What it does not order, as times of two GPUs, takes turns.  If it orders nothing,
-    because no job of the campaign counts, the shortest times.
-    """
-    from leaderboard import ranked
-
-    rows = ranked(store, campaign_id=campaign_id, clock=clock, live=True, limit=most)
-    chosen = sorted(rows, key=lambda row: row.rank)[:most]
-    if chosen:
-        return [store.get_trial(row.id) for row in chosen]
-    passed = store.list_trials(campaign_id, [TrialStatus.PASSED])
-    return sorted(passed, key=lambda t: (t.score_us or 0.0, t.id))[:most]
 
 
 def _record(stage: str, result: StageResult, seconds: float) -> StageRecord:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
-import record_makers as make
 from fake_device import FakeJob
 from waiting import until
 
 from factory.campaign import find_resumable, launch, unfinished
 from factory.config import CampaignConfig
-from factory.driver import finalists
 from factory.errors import MachineError, UserError
 from factory.executors.base import HarnessFault, StageFinished, TaskLost
 from factory.executors.lane import DeviceLane
@@ -23,7 +21,6 @@ from factory.stages.emulate import References
 from leaderboard import (
     CampaignStatus,
     Clock,
-    FingerprintRecord,
     HeldError,
     JobStatus,
     TrialStatus,
@@ -155,40 +152,6 @@ def test_a_driver_gives_signs_of_life_while_its_executor_closes(go, store, monke
     monkeypatch.setattr("factory.driver._HEARTBEAT_S", 0.05)
     assert go().finished == 6
     assert beats == [True]
-
-
-def test_finalists_are_in_the_leaderboards_order_and_not_by_raw_times(store):
-    """A trial of a slower GPU's job, or of a void one, is not shut out, or let in, by its us."""
-    store.create_campaign(make.campaign())
-    store.put_fingerprint(make.FINGERPRINT)
-    machine = FingerprintRecord.of({**make.FINGERPRINT.values, "gpu": "NVIDIA H100"})
-    store.put_fingerprint(machine)
-    store.open_job(make.job("fast"))
-    store.open_job(make.job("slow"))
-    store.open_job(make.job("h100", gpu="NVIDIA H100", fingerprint_id=machine.id))
-    store.open_job(make.job("void"))
-    found = {}
-    for number, (job, us, control) in enumerate(
-        [("fast", 10.0, 20.0), ("slow", 12.0, 30.0), ("h100", 40.0, 80.0), ("void", 1.0, 20.0)]
-    ):
-        trial = make.begin(store, number)
-        both = [
-            make.time(job, w, us, trial_id=trial.id, regime=r)
-            for r in ("production", "slow")
-            for w in make.WORKLOADS
-        ]
-        store.record_stage(trial.id, make.stage("time"), measurements=both)
-        told = {"clock": Clock.GPU, "score_us": us, "slow_us": us, "job_id": job}
-        store.finish_trial(trial.id, TrialStatus.PASSED, **told)
-        store.add_measurements(
-            [make.time(job, w, control, control="c", phase="before") for w in make.WORKLOADS]
-        )
-        found[trial.id] = job
-    store.close_job("void", JobStatus.VOID)
-    chosen = finalists(store, "kda-1", Clock.GPU, 3)
-    assert {found[t.id] for t in chosen} == {"fast", "slow", "h100"}
-    assert [found[t.id] for t in chosen if found[t.id] != "h100"] == ["slow", "fast"]
-    assert {found[t.id] for t in finalists(store, "kda-1", Clock.GPU, 2)} == {"slow", "h100"}
 
 
 def test_ranking_is_by_the_model_and_holds_only_what_passed(go, store):
