@@ -12,6 +12,7 @@ import click
 from factory.cli.common import (
     db_option,
     json_option,
+    known_operation,
     log_folder,
     open_reading,
     print_json,
@@ -20,10 +21,10 @@ from factory.cli.common import (
     refuse_unknown,
     us_text,
 )
-from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserError
+from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED
 
 if TYPE_CHECKING:
-    from candidates import Baseline, Family
+    from candidates import Baseline
     from factory.bench import Benched, Contestant
     from factory.bench_rows import Geomean, Row
     from factory.device.hardware import Device
@@ -101,7 +102,7 @@ def bench(
     from factory.bench import bench as run
     from factory.bench_entries import WINNER, choose, named
 
-    known, family = _known(operation)
+    known, family = known_operation(operation)
     baselines = _baselines(known, controls)
     refuse_unknown("workload", workloads, [w.name for w in known.tuned()])
     for key in schedules:
@@ -136,16 +137,6 @@ def bench(
     if found.void:
         return EXIT_MACHINE
     return EXIT_NOTHING_PASSED if found.refused else EXIT_DONE
-
-
-def _known(name: str) -> tuple[Operation, Family]:
-    import candidates
-    import operations
-
-    try:
-        return operations.get(name), candidates.get(name)
-    except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
-        raise UserError(str(error)) from error
 
 
 def _baselines(operation: Operation, chosen: Sequence[str]) -> list[Baseline]:

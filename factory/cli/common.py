@@ -14,12 +14,15 @@ from factory.errors import UserError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from candidates import Family
     from leaderboard import Store
+    from operations import Operation
 
 __all__ = [
     "db_option",
     "db_to_write_option",
     "json_option",
+    "known_operation",
     "log_folder",
     "open_reading",
     "print_json",
@@ -125,6 +128,23 @@ def log_folder(command: str, of: str) -> Path:
     except OSError as error:
         raise UserError(f"cannot write logs to {made}: {error.strerror}") from error
     return made
+
+
+def known_operation(name: str) -> tuple[Operation, Family]:
+    """An operation and its candidates.
+
+    Raises
+    ------
+    UserError
+        If either is not here.
+    """
+    import candidates
+    import operations
+
+    try:
+        return operations.get(name), candidates.get(name)
+    except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
+        raise UserError(str(error)) from error
 
 
 def refuse_unknown(kind: str, given: Sequence[str], known: Iterable[str], where: str = "") -> None:

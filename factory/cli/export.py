@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from factory.cli.common import (
     db_option,
     json_option,
+    known_operation,
     log_folder,
     open_reading,
     print_json,
@@ -25,13 +26,11 @@ from factory.errors import EXIT_DONE, EXIT_MACHINE, EXIT_NOTHING_PASSED, UserErr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from candidates import Family
     from factory.device.hardware import Device
     from factory.export.folder import Checked
     from factory.export.gate import Gated
     from factory.export.select import Selection
     from leaderboard import ClaimRecord, ClaimView, Store
-    from operations import Operation
 
 __all__ = ["export"]
 
@@ -175,19 +174,9 @@ def _select(what: str, stores: _Stores) -> Selection:
     from factory.export.select import select
 
     if not what.isdecimal():
-        return select(*_known(what), stores)
+        return select(*known_operation(what), stores)
     campaign = stores.first.get_campaign(stores.first.get_trial(what).campaign_id)
-    return select(*_known(campaign.operation), stores, trial=what)
-
-
-def _known(name: str) -> tuple[Operation, Family]:
-    import candidates
-    import operations
-
-    try:
-        return operations.get(name), candidates.get(name)
-    except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
-        raise UserError(str(error)) from error
+    return select(*known_operation(campaign.operation), stores, trial=what)
 
 
 def _claim(stores: _Stores, export_hash: str) -> ClaimView | None:

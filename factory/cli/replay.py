@@ -11,6 +11,7 @@ import click
 from factory.cli.common import (
     db_option,
     json_option,
+    known_operation,
     open_reading,
     print_json,
     print_table,
@@ -73,8 +74,6 @@ def replay(
     No GPU is used: proposals are answered with what was recorded. With --json:
     one object with recording, within, seeds and samplers.
     """
-    import candidates
-    import operations
     from factory.errors import UserError
     from factory.machine import installed
     from factory.replay import load_recording
@@ -92,10 +91,8 @@ def replay(
         chosen.remove("gp")
     with open_reading(db) as store:
         records = [store.get_campaign(ref) for ref in dict.fromkeys(campaigns)]
-        try:
-            recording = load_recording(store, candidates.get(records[0].operation), records)
-        except (operations.UnknownOperationError, candidates.UnknownFamilyError) as error:
-            raise UserError(str(error)) from None
+        _, family = known_operation(records[0].operation)
+        recording = load_recording(store, family, records)
     done = [
         run(
             recording,

@@ -293,20 +293,25 @@ def test_no_time_below_the_floor_of_its_own_inputs_is_believed(tmp_path: Path) -
     assert [m.id for m in found.missing if "us that its bytes take" in m.reason] == ["steady"]
 
 
-@pytest.mark.parametrize("how", [{"later_factor": 1.05}, {"broken": True}])
-def test_ours_is_refused_where_it_is_wrong_on_raw_inputs_in_any_round(
-    tmp_path: Path, how: dict[str, Any]
-) -> None:
-    found = bench(
+def in_three_rounds(log_dir: Path, fed_raw: Callable[..., Any]) -> Benched:
+    """One schedule without any control."""
+    return bench(
         fakes.OPERATION,
         fakes.FAMILY,
         [named("good")],
         device=SimulatedDevice(),
         baselines=(),
-        log_dir=tmp_path,
+        log_dir=log_dir,
         rounds=3,
-        fed_raw=partial(Ours, **how),
+        fed_raw=fed_raw,
     )
+
+
+@pytest.mark.parametrize("how", [{"later_factor": 1.05}, {"broken": True}])
+def test_ours_is_refused_where_it_is_wrong_on_raw_inputs_in_any_round(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    found = in_three_rounds(tmp_path, partial(Ours, **how))
     assert [c.id for c in found.contestants] == ["ours"]
     assert found.refused == ("kind=good",)
     (reason,) = (m.reason for m in found.missing if m.id == "ours_raw" and "slow:" not in m.reason)
@@ -323,16 +328,7 @@ class Dying(Ours):
 
 
 def test_ours_is_refused_where_it_fails_a_later_turn_on_raw_inputs(tmp_path: Path) -> None:
-    found = bench(
-        fakes.OPERATION,
-        fakes.FAMILY,
-        [named("good")],
-        device=SimulatedDevice(),
-        baselines=(),
-        log_dir=tmp_path,
-        rounds=3,
-        fed_raw=Dying,
-    )
+    found = in_three_rounds(tmp_path, Dying)
     assert [c.id for c in found.contestants] == ["ours"]
     assert found.refused == ("kind=good",)
     assert any("SIGABRT" in m.reason for m in found.missing if m.id == "ours_raw")
