@@ -36,6 +36,7 @@ from factory.executors.base import (
     TaskLost,
 )
 from factory.funnel import verdict
+from factory.leader import finalists
 from factory.plan import Plan
 from factory.progress import View
 from factory.provenance import fingerprint
@@ -376,9 +377,7 @@ class Driver:
         return self.plan.clock is not Clock.MODELLED and self.tally.passed > 0
 
     def _start_finals(self) -> None:
-        passed = self.store.list_trials(self.campaign.id, [TrialStatus.PASSED])
-        best = sorted(passed, key=lambda t: (t.score_us or 0.0, t.id))
-        chosen = best[: self.plan.config.finalists]
+        chosen = finalists(self.store, self.campaign.id, self.plan.config.finalists)
         self.view.note(f"finals: re-timing {len(chosen)} together, with the held-out shapes")
         self.executor.finals([Finalist(t.id, self._offered[t.schedule_key]) for t in chosen])
 

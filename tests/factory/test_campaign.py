@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
+import record_makers as make
 from fake_device import FakeJob
 from waiting import until
 
@@ -14,6 +15,7 @@ from factory.errors import MachineError, UserError
 from factory.executors.base import HarnessFault, StageFinished, TaskLost
 from factory.executors.lane import DeviceLane
 from factory.funnel import Funnel, run_cpu_stage
+from factory.leader import finalists
 from factory.plan import make_plan
 from factory.progress import Silent
 from factory.stages.base import HarnessError
@@ -152,6 +154,34 @@ def test_a_driver_gives_signs_of_life_while_its_executor_closes(go, store, monke
     monkeypatch.setattr("factory.driver._HEARTBEAT_S", 0.05)
     assert go().finished == 6
     assert beats == [True]
+
+
+def test_finalists_of_two_kinds_of_gpu_take_turns_and_those_of_void_jobs_stay(store):
+    store.create_campaign(make.campaign())
+    store.put_fingerprint(make.FINGERPRINT)
+    for job, gpu in (("h200", "NVIDIA H200"), ("cut", "NVIDIA H200"), ("h100", "NVIDIA H100")):
+        store.open_job(make.job(job, gpu=gpu))
+    found = {}
+    measured = [("h200", 12.0), ("h200", 11.0), ("h100", 40.0), ("cut", 10.0), ("h100", 30.0)]
+    for number, (job, us) in enumerate(measured):
+        trial = make.begin(store, number)
+        made = [
+            make.time(job, w, us, trial_id=trial.id, regime=regime)
+            for regime in ("production", "slow")
+            for w in make.WORKLOADS
+        ]
+        store.record_stage(trial.id, make.stage("time"), measurements=made)
+        told = {"clock": Clock.GPU, "score_us": us, "slow_us": us, "job_id": job}
+        store.finish_trial(trial.id, TrialStatus.PASSED, **told)
+        found[trial.id] = (job, us)
+    store.close_job("cut", JobStatus.VOID)
+
+    def chosen(most):
+        return [found[t.id] for t in finalists(store, "kda-1", most)]
+
+    in_turn = [("cut", 10.0), ("h100", 30.0), ("h200", 11.0), ("h100", 40.0), ("h200", 12.0)]
+    assert chosen(5) == chosen(9) == in_turn
+    assert chosen(2) == in_turn[:2]
 
 
 def test_ranking_is_by_the_model_and_holds_only_what_passed(go, store):

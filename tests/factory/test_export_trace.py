@@ -171,7 +171,7 @@ def test_the_command_writes_it_over_its_own_and_keeps_blobs(
     for argv, said in (
         (["export", "kda_prefill", "--check", "data"], "is a flashinfer-trace data set"),
         ([*again, "--inputs", "1/2/3"], "no traces of shape '1/2/3'"),
-        ([*again, "--gate"], "--gate goes with --to"),
+        ([*again, "--gate"], "--gate goes with a folder"),
         (["export", "kda_prefill", "--to", "x", "--inputs", "2048/12/1"], "--inputs goes with"),
     ):
         assert _run(argv) == 2
