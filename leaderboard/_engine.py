@@ -20,6 +20,7 @@ from sqlalchemy.pool import StaticPool
 
 from leaderboard import migrations
 from leaderboard._errors import AbsentError, StoreError, UnreachableError
+from leaderboard._types import load_json
 from leaderboard.models import Base
 
 __all__ = [
@@ -113,7 +114,7 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
         if url.get_backend_name() == "sqlite":
             engine = _sqlite(url, read_only)
         else:
-            engine = sa.create_engine(url, pool_pre_ping=True)
+            engine = sa.create_engine(url, pool_pre_ping=True, json_deserializer=load_json)
             if read_only:
                 engine = engine.execution_options(postgresql_readonly=True)
     except ModuleNotFoundError as error:
@@ -147,7 +148,7 @@ def first_line(error: Exception) -> str:
 
 def _sqlite(url: URL, read_only: bool) -> Engine:
     if in_memory(url):
-        engine = sa.create_engine(url, poolclass=StaticPool)
+        engine = sa.create_engine(url, poolclass=StaticPool, json_deserializer=load_json)
         _habits(engine)
         return engine
     path = Path(str(url.database))
@@ -167,7 +168,9 @@ def _sqlite(url: URL, read_only: bool) -> Engine:
 
     if not read_only:
         _use_wal(connect, str(path))
-    engine = sa.create_engine(url, creator=connect, pool_size=5, max_overflow=10)
+    engine = sa.create_engine(
+        url, creator=connect, pool_size=5, max_overflow=10, json_deserializer=load_json
+    )
     _habits(engine, query_only=read_only)
     return engine
 

@@ -22,7 +22,7 @@ from leaderboard._consistent import (
 )
 from leaderboard._errors import TransferError
 from leaderboard._scores import score_basis
-from leaderboard._types import decode_json
+from leaderboard._statements import ADD_ERRORS, ADD_MEASUREMENTS
 from leaderboard.models import (
     CampaignRow,
     ClaimRow,
@@ -98,7 +98,7 @@ class Importer:
         }
         if kind not in handlers:
             raise TransferError(f"unknown kind {kind!r}")
-        handlers[kind](decode_json(item))
+        handlers[kind](item)
 
     def finish(self) -> None:
         """Write what is still held back and check every passed trial that was added.
@@ -254,9 +254,7 @@ class Importer:
             for position, s in stages
         )
         if errors:
-            self._session.execute(
-                sa.insert(ErrorRow), [_rows.error_values(trial_id, e) for e in errors]
-            )
+            self._session.execute(ADD_ERRORS, [_rows.error_values(trial_id, e) for e in errors])
 
     def _measurement(self, item: dict[str, Any]) -> None:
         uid, trial_uid = item.pop("uid"), item.pop("trial_uid")
@@ -300,7 +298,7 @@ class Importer:
             if count:
                 counter["measurement"] += count
         if fresh:
-            self._session.execute(sa.insert(MeasurementRow), fresh)
+            self._session.execute(ADD_MEASUREMENTS, fresh)
         self._times.clear()
 
     def _check(self, ids: Sequence[int]) -> None:

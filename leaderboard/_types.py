@@ -5,6 +5,7 @@ They must not know the tables that use them.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from sqlalchemy import JSON, DateTime
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-__all__ = ["JsonValue", "UtcDateTime", "decode_json", "encode_json"]
+__all__ = ["JsonValue", "UtcDateTime", "decode_json", "encode_json", "load_json"]
 
 _FLOAT = "$float"
 
@@ -54,17 +55,24 @@ def decode_json(value: Any) -> Any:
     return value
 
 
+def load_json(text: str | bytes, **how: Any) -> Any:
+    """Parse JSON that :func:`encode_json` made; ``how`` is as for :func:`json.loads`.
+
+    Most has no float of that kind, and is not walked through to find that out.
+    """
+    value = json.loads(text, **how)
+    there = _FLOAT in text if isinstance(text, str) else _FLOAT.encode() in text
+    return decode_json(value) if there else value
+
+
 class JsonValue(TypeDecorator[Any]):
-    """JSON that keeps NaN and infinities."""
+    """JSON that keeps NaN and infinities, in an engine that reads it by :func:`load_json`."""
 
     impl = JSON
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return encode_json(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return decode_json(value)
 
 
 class UtcDateTime(TypeDecorator[datetime]):

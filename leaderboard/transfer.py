@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from leaderboard import _rows
 from leaderboard._errors import StoreError, TransferError, UnknownError
 from leaderboard._importer import Importer
-from leaderboard._types import encode_json
+from leaderboard._types import encode_json, load_json
 from leaderboard.models import (
     CampaignRow,
     ClaimRow,
@@ -211,7 +211,7 @@ def _bounded(stream: TextIO, name: str) -> Iterator[str]:
 
 def _parse(line: str, name: str, number: int) -> dict[str, Any]:
     try:
-        item = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
+        item = load_json(line, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise TransferError(f"{name} line {number} is not JSON: {error.msg}") from None
     except RecursionError:

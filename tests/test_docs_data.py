@@ -22,9 +22,6 @@ from docs.data.ship import ship  # noqa: E402
 from docs.data.shown import Shown, choose  # noqa: E402
 from factory.config import changed_keys, load_campaign  # noqa: E402
 
-# Rendering runs commands for half a minute: once, by one worker.
-pytestmark = pytest.mark.xdist_group("docs_data")
-
 RENDERED = [*everything.PAGES, everything.EXAMPLE, everything.PICTURE, everything.SEARCHES]
 
 
