@@ -1,13 +1,14 @@
 """Results that come with the package: read-only, and never beside a user's own.
 
 They are export files under ``leaderboard/shipped/`` and are loaded into a
-database in memory.
+database in memory, of which a copy is kept for the next process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from leaderboard._engine import SHIPPED, make_engine, normalise
+from leaderboard._kept import kept
 from leaderboard.store import DEFAULT_URL, Store, open_store
 from leaderboard.transfer import import_open
 from leaderboard.whole_file import COMPRESSED
@@ -33,8 +35,7 @@ def shipped_files() -> tuple[Traversable, ...]:
 
 
 _loaded: dict[str, bytes] = {}
-"""The database that the files last made, by the digest of their names and contents: to import them
-takes seconds, and a process may open them often."""
+"""The database that the files last made, by :func:`_key`: a process may open them often."""
 
 
 def shipped_store() -> Store:
@@ -49,23 +50,44 @@ def shipped_store() -> Store:
     """
     found = [(file.name, file.read_bytes()) for file in shipped_files()]
     name = "the shipped results" if found else "the shipped results (none in this version)"
-    digest = hashlib.sha256()
-    for file_name, content in found:
-        digest.update(f"{file_name} {len(content)} ".encode())
-        digest.update(content)
-    key = digest.hexdigest()
-    engine = make_engine(normalise("sqlite://"), read_only=False)
+    key = _key(found)
     if key not in _loaded:
-        loader = Store(engine, name=name, read_only=False)
-        for file_name, content in found:
-            import_open(loader, io.BytesIO(content), file_name, name=f"shipped {file_name}")
+        database = kept("shipped", key, lambda: _imported(found))
         _loaded.clear()
-        _loaded[key] = _driver(engine).serialize()
-    else:
-        _driver(engine).deserialize(_loaded[key])
+        _loaded[key] = database
+    engine = make_engine(normalise("sqlite://"), read_only=False)
+    _driver(engine).deserialize(_loaded[key])
     with engine.connect() as connection:
         connection.execute(sa.text("PRAGMA query_only = ON"))
     return Store(engine, name=name, read_only=True)
+
+
+def _imported(found: list[tuple[str, bytes]]) -> bytes:
+    """A database of these files: seconds of checks and of rows."""
+    engine = make_engine(normalise("sqlite://"), read_only=False)
+    with Store(engine, name="the shipped results", read_only=False) as loader:
+        for file_name, content in found:
+            import_open(loader, io.BytesIO(content), file_name, name=f"shipped {file_name}")
+        content = _driver(engine).serialize()
+    assert isinstance(content, bytes)
+    return content
+
+
+def _key(found: list[tuple[str, bytes]]) -> str:
+    """Digest of the files and of the source that reads, checks and stores them."""
+    digest = hashlib.sha256()
+    for file_name, content in [*found, *_sources(files("leaderboard"))]:
+        digest.update(f"{file_name} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for entry in sorted(folder.iterdir(), key=lambda f: f.name):
+        if entry.is_dir():
+            yield from _sources(entry)
+        elif entry.name.endswith(".py"):
+            yield entry.name, entry.read_bytes()
 
 
 def _driver(engine: sa.Engine) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,10 @@ from factory.machine import sm90_gpus
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 # No test learns from what another, or its user, compiled before; those of the store name one.
 os.environ["FACTORY_ARTEFACTS"] = ""
+# Nor from what its user kept; the processes of one run share what they keep.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="factory-tests-cache-")
+    os.environ["XDG_CACHE_HOME"] = _cache.name
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def _run(lines: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
                     "OMP_NUM_THREADS": "1",
                     "HOME": folder,
                     "NO_COLOR": "1",
+                    "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", ""),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

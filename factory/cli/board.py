@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from factory.cli.claims import claims
 from factory.cli.common import (
@@ -109,6 +110,8 @@ def leaderboard(
         raise click.UsageError("--csv and --json are two formats; name one")
     if columns and (shapes or rejected):
         raise click.UsageError("--columns goes with neither --shapes nor --rejected")
+    if rejected and ctx.get_parameter_source("status") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--rejected is --status failed, as a table of reasons; name one")
     from leaderboard import query, query_shapes
     from leaderboard import rejected as failures
 

@@ -36,10 +36,11 @@ def claims(parent_db: str | None, operation: str | None, db: str | None, as_json
     from leaderboard import claims as asked
 
     with open_reading(db or parent_db) as store:
+        found = asked(store)
         if operation is not None:
-            there = {c.operation for c in asked(store)}
+            there = {c.operation for c in found}
             refuse_unknown("operation", [operation], sorted({*operations.names(), *there}))
-        found = asked(store, operation=operation)
+            found = [c for c in found if c.operation == operation]
         if as_json:
             print_json(found)
         else:

@@ -123,7 +123,7 @@ def _launch(
     from factory.campaign import launch as run
     from factory.plan import make_plan
     from factory.progress import make_view
-    from leaderboard import DEFAULT_URL, StoreError, UnreachableError, open_store
+    from leaderboard import DEFAULT_URL, AbsentError, StoreError, UnreachableError, open_store
 
     # All that can be refused is, before a database is made or touched.
     url = db or DEFAULT_URL
@@ -140,6 +140,12 @@ def _launch(
             stored = find_resumable(store, config.name)
         config = _as_launched(config, stored, given)
     plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
+    if isinstance(config.warm_start, list) and config.warm_start:
+        try:
+            open_store(url, read_only=True).close()
+        except AbsentError as error:
+            named = config.warm_start[0]
+            raise UserError(f"warm_start: no campaign {named!r}: {error}") from None
     with open_store(url) as store:
         if stored is None:
             _refuse_unfinished(store, unfinished(store, config.name))

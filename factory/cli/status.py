@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import click
@@ -67,12 +68,15 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
 
 
 def _described(store: Any, campaign: Any) -> dict[str, Any]:
-    from leaderboard import CampaignStatus, best_so_far, funnel, is_held, winner
+    from leaderboard import CampaignStatus, TrialStatus, best_so_far, funnel, is_held, winner
 
     status = campaign.status
-    if status is CampaignStatus.RUNNING and not is_held(campaign):
-        status = CampaignStatus.INTERRUPTED  # its driver had no time to say so
     counts = funnel(store, campaign.id)
+    statuses = Counter({s.value: n for s, n in counts.statuses.items()})
+    if status is CampaignStatus.RUNNING and not is_held(campaign):
+        # Its driver had no time to say so, and a resume will find these.
+        status = CampaignStatus.INTERRUPTED
+        statuses[TrialStatus.ABANDONED.value] += statuses.pop(TrialStatus.RUNNING.value, 0)
     points = best_so_far(store, campaign.id)
     first = winner(store, campaign.id)
     return {
@@ -83,7 +87,7 @@ def _described(store: Any, campaign: Any) -> dict[str, Any]:
         "clock": campaign.clock.value,
         "budget": campaign.budget,
         "finished": counts.finished,
-        "statuses": {s.value: n for s, n in counts.statuses.items()},
+        "statuses": {name: n for name, n in statuses.items() if n},
         "stages": [stage.model_dump(mode="json") for stage in counts.stages],
         "spared": _spared(counts),
         "best": points[-1].model_dump(mode="json") if points else None,

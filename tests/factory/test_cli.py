@@ -34,6 +34,7 @@ def factory(tmp_path, monkeypatch, capsys):
     """Run the command in an empty working directory; returns an ``Answer``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.toml").write_text(TOY)
+    (tmp_path / "warm.toml").write_text('warm_start = ["past"]\n' + TOY)
 
     return partial(ask, capsys)
 
@@ -61,6 +62,8 @@ def factory(tmp_path, monkeypatch, capsys):
         (["launch", "toy.toml", "--name", ""], "name should be 1 to 100 letters"),
         (["launch", "toy.toml", "--name", "n" * 101], "name should be 1 to 100 letters"),
         (["launch", "toy.toml", "--resume"], "nothing to resume"),
+        (["launch", "warm.toml"], "warm_start: no campaign 'past': there is no database at"),
+        (["leaderboard", "--rejected", "--status", "passed"], "--rejected is --status failed"),
         (["launch", "missing.toml"], "missing.toml: No such file or directory"),
         (["launch"], "Missing argument 'CAMPAIGN'"),
         (["launch", "toy.toml", "--budgit", "3"], "Did you mean '--budget'?"),
@@ -80,6 +83,7 @@ def test_bad_input_is_one_line_and_exit_code_2(factory, argv, said):
     assert code == 2
     assert said in one_line(err)
     assert out == ""
+    assert not list(Path().glob("*.db")), "what is refused leaves no database"
 
 
 @pytest.mark.parametrize(

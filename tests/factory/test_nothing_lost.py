@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
+import record_makers as make
 import sqlalchemy as sa
 from test_campaign import InProcess
 from waiting import HANG_S, until
@@ -312,10 +313,16 @@ def test_status_tells_a_dead_driver_from_a_live_one(store, url, go, capsys, monk
     (campaign,) = store.list_campaigns()
     with store.writing() as session:
         session.execute(sa.text("UPDATE kf_campaigns SET status = 'running'"))
-    for driver, told in (("elsewhere:1", "running"), (dead_driver(), "interrupted")):
+    make.begin(store, 7, campaign.id, source_hash=campaign.source_hash)
+    for driver, told, trial in (
+        ("elsewhere:1", "running", "1 running"),
+        (dead_driver(), "interrupted", "1 abandoned"),
+    ):
         store.acquire(campaign.id, driver)
         assert _run(["status", campaign.id, "--db", url]) == 0
-        assert f"{campaign.id}  {told}" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"{campaign.id}  {told}" in out
+        assert trial in out.splitlines()[1]
         with store.writing() as session:
             session.execute(sa.text("UPDATE kf_campaigns SET driver = NULL"))
 
