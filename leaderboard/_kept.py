@@ -8,11 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["kept"]
+
+_PARTIAL = ".partial-"
+_WRITTEN_S = 3600.0
+"""Longer than writing one takes."""
 
 
 def kept(what: str, key: str, make: Callable[[], bytes]) -> bytes:
@@ -51,7 +56,7 @@ def _folder(what: str) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
     partial = Path(name)
     try:
         with os.fdopen(number, "wb") as stream:
@@ -60,5 +65,10 @@ def _write(path: Path, content: bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     for other in path.parent.iterdir():
-        if other != path and not other.name.startswith(".partial-"):
+        if other != path and not _being_written(other):
             other.unlink(missing_ok=True)
+
+
+def _being_written(path: Path) -> bool:
+    """Whether another process may still be at it; one that was killed leaves it behind."""
+    return path.name.startswith(_PARTIAL) and time.time() - path.stat().st_mtime < _WRITTEN_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +35,18 @@ def test_what_was_made_is_read_again_and_the_newest_is_kept(
     assert kept("numbers", "b", make) == b"made 2"
     assert [p.name for p in folder.iterdir()] == ["b"]
     assert kept("numbers", "a", make) == b"made 3"
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
+    folder: Path, make: Callable[[], bytes]
+) -> None:
+    folder.mkdir(parents=True)
+    for name, age_s in ((".partial-old", 7200), (".partial-new", 60)):
+        (folder / name).write_bytes(b"half")
+        then = time.time() - age_s
+        os.utime(folder / name, (then, then))
+    kept("numbers", "a", make)
+    assert sorted(p.name for p in folder.iterdir()) == [".partial-new", "a"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 40])
