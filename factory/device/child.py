@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+# No import once foreign code is there: that could be its turn, outside all windows.
+from candidates import BuildError, ToolchainError
 from factory.device.clock import Course, take_times
 from factory.device.hardware import Bench, RecordingError
 from factory.device.protocol import Bound, Case, Load, Open, Ref, Run, Target, Time
@@ -44,8 +46,6 @@ class _Fault(Exception):
 @contextmanager
 def _foreign(doing: str) -> Iterator[None]:
     """Attribute whatever is raised inside to the candidate."""
-    from candidates import BuildError, ToolchainError
-
     try:
         yield
     except _Fault:
@@ -88,6 +88,7 @@ class _Service:
 
         self._tensor = torch.Tensor
         self._address = torch.Tensor.data_ptr
+        self._stride = torch.Tensor.stride
         self._copy = torch.Tensor.copy_
         self._clone = torch.Tensor.clone
 
@@ -252,7 +253,7 @@ class _Service:
             with _foreign("result"):  # a sparse tensor has no address
                 # Not a method of the object, which can carry its own under that name.
                 in_place = self._address(tensor) == self._address(home)
-                if in_place and tensor.stride() != home.stride():
+                if in_place and self._stride(tensor) != self._stride(home):
                     tensor = self._clone(tensor)  # what is copied may not be written meanwhile
                     in_place = False
                 if not in_place:

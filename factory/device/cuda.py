@@ -125,24 +125,27 @@ class _Memory:
         }
 
 
-def _tensor(base: int, ref: Ref) -> torch.Tensor:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, ref.dtype)
+def _tensor(bound: Any, base: int, ref: Ref) -> torch.Tensor:
+    """``bound`` is torch: to import it here would give an import hook its turn."""
+    dtype: torch.dtype = getattr(bound, ref.dtype)
     if ref.nbytes == 0:
-        return torch.empty(ref.shape, dtype=dtype, device="cuda")
-    flat = torch.as_tensor(_Memory(base + ref.offset, ref.nbytes), device="cuda")
+        nothing: torch.Tensor = bound.empty(ref.shape, dtype=dtype, device="cuda")
+        return nothing
+    flat: torch.Tensor = bound.as_tensor(_Memory(base + ref.offset, ref.nbytes), device="cuda")
     return flat.view(dtype).view(ref.shape)
 
 
 class _CudaArena(Arena):
     def __init__(self, nbytes: int) -> None:
+        import torch
+
+        self._torch = torch
         self._driver = _Driver()
         self._base = self._driver.allocate(nbytes)
         self.size, self.handle = nbytes, self._driver.export(self._base)
 
     def view(self, ref: Ref) -> torch.Tensor:
-        return _tensor(self._base, ref)
+        return _tensor(self._torch, self._base, ref)
 
     def close(self) -> None:
         self._driver.free(self._base)
@@ -155,6 +158,7 @@ class _CudaBench(Bench):
         import torch
         from torch.autograd.profiler import profile
 
+        self._torch = torch
         self._base = _Driver().map(handle)
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_bytes / total))
@@ -197,7 +201,7 @@ class _CudaBench(Bench):
         return names.pop()
 
     def view(self, ref: Ref) -> torch.Tensor:
-        return _tensor(self._base, ref)
+        return _tensor(self._torch, self._base, ref)
 
     def now_ns(self) -> int:
         return self._now()

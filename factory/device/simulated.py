@@ -71,14 +71,15 @@ def neighbour_is_busy() -> bool:
     return _TIMELINE.host_ns < _TIMELINE.busy_until_ns
 
 
-def _tensor(memory: mmap.mmap, ref: Ref) -> torch.Tensor:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, ref.dtype)
+def _tensor(bound: Any, memory: mmap.mmap, ref: Ref) -> torch.Tensor:
+    """``bound`` is torch: to import it here would give an import hook its turn."""
+    dtype: torch.dtype = getattr(bound, ref.dtype)
     if ref.nbytes == 0:
-        return torch.empty(ref.shape, dtype=dtype)
+        nothing: torch.Tensor = bound.empty(ref.shape, dtype=dtype)
+        return nothing
     count = ref.nbytes // dtype.itemsize
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=ref.offset).view(ref.shape)
+    flat: torch.Tensor = bound.frombuffer(memory, dtype=dtype, count=count, offset=ref.offset)
+    return flat.view(ref.shape)
 
 
 class _MemoryArena(Arena):
@@ -95,12 +96,15 @@ class _MemoryArena(Arena):
             fcntl.F_ADD_SEALS,
             fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
         )
+        import torch
+
+        self._torch = torch
         self._memory = mmap.mmap(self._number, nbytes)
         self.size, self.handle = nbytes, f"/proc/{os.getpid()}/fd/{self._number}"
         self._open = True
 
     def view(self, ref: Ref) -> torch.Tensor:
-        return _tensor(self._memory, ref)
+        return _tensor(self._torch, self._memory, ref)
 
     def close(self) -> None:
         if self._open:
@@ -112,12 +116,15 @@ class _SimulatedBench(Bench):
     marker = _MARKER
 
     def __init__(self, path: str) -> None:
+        import torch
+
+        self._torch = torch
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._time = _TIMELINE
 
     def view(self, ref: Ref) -> torch.Tensor:
-        return _tensor(self._memory, ref)
+        return _tensor(self._torch, self._memory, ref)
 
     def now_ns(self) -> int:
         return self._time.host_ns

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from candidates import Baseline, Schedule
 from factory.device.protocol import TUNING_S, Limits
 from factory.device.verdicts import geomean
 from factory.export.contest import CANDIDATE, EXPORT, Contest
+from factory.machine import end_marked
 from factory.provenance import digest
 from factory.stages.base import StageResult
 from leaderboard.records import (
@@ -47,6 +49,8 @@ BOUND = 1.02
 
 PHASE = "claim"
 
+_MARK = "FACTORY_EXPORT_TESTS"
+"""Environment variable by which the processes of a folder's tests are known."""
 _TESTS_S = 600.0
 
 _LIMITS = Limits(control_s=TUNING_S)
@@ -135,9 +139,10 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
     found: list[OwnTests] = []
     with tempfile.TemporaryDirectory(prefix="export-gate-") as elsewhere, log.open("wb") as stream:
         running: list[tuple[Path, subprocess.Popen[bytes]]] = []
+        mark = uuid.uuid4().hex
         try:
             for file in files:  # all at once: each compiles a lot
-                running.append((file, _start(file, Path(elsewhere))))
+                running.append((file, _start(file, Path(elsewhere), mark)))
             deadline = time.monotonic() + _TESTS_S
             for file, child in running:
                 try:
@@ -154,6 +159,7 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
             for _, child in running:
                 _end(child)
                 child.wait()
+            end_marked(_MARK, mark)  # what a test that has ended left behind
     return OwnTests(
         passed=sum(f.passed for f in found),
         skipped=sum(f.skipped for f in found),
@@ -163,14 +169,14 @@ def own_tests(folder: Path, log: Path) -> OwnTests:
     )
 
 
-def _start(file: Path, elsewhere: Path) -> subprocess.Popen[bytes]:
+def _start(file: Path, elsewhere: Path, mark: str) -> subprocess.Popen[bytes]:
     code = _RUN_TESTS.format(blocked=_BLOCKED)
     return subprocess.Popen(
         [sys.executable, "-c", code, file, elsewhere / f"{file.stem}.xml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=elsewhere,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **_one_gpu()},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", _MARK: mark, **_one_gpu()},
         start_new_session=True,
     )
 

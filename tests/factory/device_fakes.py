@@ -6,6 +6,7 @@ gate, the timer and the processes that meet them are the real ones.
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import random
@@ -312,6 +313,28 @@ def _lazy_method(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> Mapping
     return o
 
 
+def _lazy_stride(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    launch("fake_main", 5.0)
+    for tensor in o.values():
+        true = torch.Tensor.stride(tensor)
+        tensor.stride = lambda true=true: right(i, o) or true  # type: ignore[method-assign]
+    return o
+
+
+def _lazy_import(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Computes when the next thing is imported, whoever imports it."""
+    launch("fake_main", 5.0)
+    true = builtins.__import__
+
+    def hook(*given: Any, **named: Any) -> Any:
+        builtins.__import__ = true
+        right(i, o)
+        return true(*given, **named)
+
+    builtins.__import__ = hook
+    return o
+
+
 def _lazy_once(i: Mapping[str, Any], o: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """In one sample, not in the last."""
     key = o["o"].data_ptr()
@@ -611,6 +634,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "lazy_name": _lazy_name,
     "lazy_tensor": _lazy_tensor,
     "lazy_method": _lazy_method,
+    "lazy_stride": _lazy_stride,
+    "lazy_import": _lazy_import,
     "lazy_once": _lazy_once,
     "spins": _spins,
     "aborts": lambda i, o: os.abort(),

@@ -21,7 +21,7 @@ def children_of(pid: int) -> list[int]:
 
 def workers_of(pid: int) -> list[int]:
     """Processes below ``pid`` that run stages: each leads a session of its own."""
-    return [p for p in children_of(pid) if _leads(p) and "forkserver" in _words(p)]
+    return [p for p in children_of(pid) if _leads(p) and "forkserver" in words_of(p)]
 
 
 def _leads(pid: int) -> bool:
@@ -31,7 +31,8 @@ def _leads(pid: int) -> bool:
         return False
 
 
-def _words(pid: int) -> str:
+def words_of(pid: int) -> str:
+    """Its command line; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

@@ -57,6 +57,8 @@ GATED = {
     "lazy_name": ("rejected", "names an output by _LazyName, expected str"),
     "lazy_tensor": ("rejected", "returns o as _LazyTensor, expected torch.Tensor itself"),
     "lazy_method": ("rejected", "non-finite or unwritten"),
+    "lazy_stride": ("rejected", "non-finite or unwritten"),
+    "lazy_import": ("rejected", "non-finite or unwritten"),
     "nameless": ("rejected", "kernel identity: it declares no kernel names"),
     "build_error": ("infeasible", "does not compile: 240 registers"),
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +16,9 @@ from typing import Any
 import device_fakes as fakes
 import export_board as board
 import pytest
+from process_tree import words_of
 from pydantic import ValidationError
+from waiting import until
 
 import leaderboard
 from factory import bench, check
@@ -234,8 +239,8 @@ def test_no_test_process_goes_on_when_one_ends_the_gate(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(file: Path, elsewhere: Path) -> subprocess.Popen[bytes]:
-        started.append(begin(file, elsewhere))
+    def start(*given: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*given))
         return started[-1]
 
     begin = gating._start
@@ -262,6 +267,31 @@ def test_what_a_test_started_ends_with_it_at_the_time_limit(
     began = time.monotonic()
     assert "did not end within 1 s" in own_tests(folder, tmp_path / "log").first
     assert time.monotonic() - began < 6
+
+
+def test_what_a_test_left_behind_ends_before_anything_is_timed(tmp_path: Path) -> None:
+    left = """
+import subprocess, sys
+def test_leaves_one():
+    up = "import time; print('up', flush=True); time.sleep(600)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", up], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert child.stdout.readline() == b"up\\n"
+    open({path!r}, "w").write(str(child.pid))
+"""
+    path = tmp_path / "pid"
+    folder = Path(vendored(tmp_path).folder)
+    (folder / "tests/test_a.py").write_text(left.format(path=str(path)))
+    found = own_tests(folder, tmp_path / "log")
+    assert (found.passed, found.failed) == (2, 0), found
+    pid = int(path.read_text())
+    try:
+        until(lambda: not words_of(pid), "the end of what was left behind")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 # -- what may be claimed ---------------------------------------------------------------
