@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from leaderboard._errors import (
         AbsentError,
         HeldError,
+        OlderError,
         QueryError,
         StoreError,
         TransferError,
@@ -117,6 +118,7 @@ __all__ = [
     "LeaderboardRow",
     "MeasurementRecord",
     "NamedTime",
+    "OlderError",
     "QueryError",
     "Ratio",
     "RejectedRow",
@@ -176,6 +178,7 @@ __all__ = [
 _HOMES = {
     "leaderboard._errors": (
         "AbsentError",
+        "OlderError",
         "HeldError",
         "QueryError",
         "StoreError",

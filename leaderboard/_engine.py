@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.pool import StaticPool
 
 from leaderboard import migrations
-from leaderboard._errors import AbsentError, StoreError, UnreachableError
+from leaderboard._errors import AbsentError, OlderError, StoreError, UnreachableError
 from leaderboard._types import load_json
 from leaderboard.models import Base
 
@@ -28,6 +28,7 @@ __all__ = [
     "SHIPPED",
     "WRITES",
     "describe",
+    "engine_of",
     "in_memory",
     "make_engine",
     "normalise",
@@ -136,6 +137,14 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
         away = engine.dialect.name == "postgresql" and isinstance(error, OperationalError)
         kind = UnreachableError if away and "FATAL" not in str(error) else StoreError
         raise kind(f"cannot open {shown}: {said}") from None
+    return engine
+
+
+def engine_of(content: bytes) -> Engine:
+    """A database in memory with the contents of another, as its driver serialised them."""
+    engine = _sqlite(normalise("sqlite://"), read_only=False)
+    driver: Any = engine.raw_connection().driver_connection
+    driver.deserialize(content)
     return engine
 
 
@@ -258,7 +267,7 @@ def _bring_schema(engine: Engine, shown: str, read_only: bool) -> None:
         return
     if read_only:
         state = "holds no leaderboard" if found is None else f"has the older schema {found}"
-        kind = AbsentError if found is None else StoreError
+        kind = AbsentError if found is None else OlderError
         raise kind(f"{shown} {state}; open it once for writing (factory launch does)")
     with engine.execution_options(**{WRITES: True}).begin() as connection:
         if connection.dialect.name == "postgresql":

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "AbsentError",
     "HeldError",
+    "OlderError",
     "QueryError",
     "StoreError",
     "TransferError",
@@ -22,6 +23,10 @@ class StoreError(Exception):
 
 class AbsentError(StoreError):
     """There is no leaderboard yet where one was to be read."""
+
+
+class OlderError(StoreError):
+    """The database has the schema of an earlier version: opened for writing it gets this one's."""
 
 
 class UnreachableError(StoreError):

@@ -6,11 +6,13 @@ few statements.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from leaderboard import _rows
@@ -127,7 +129,7 @@ class Importer:
         row = self._session.get(FingerprintRow, record.id)
         if row is None:
             self._insert(FingerprintRow(id=record.id, contents=record.values))
-        elif _rows.fingerprint_record(row) != record:
+        elif not _same(_rows.fingerprint_record(row), record):
             raise TransferError(f"fingerprint {record.id} is stored with other contents")
         self._count("fingerprint", row is None)
 
@@ -140,7 +142,7 @@ class Importer:
             return
         stored = _rows.campaign_record(row)
         for name in _rows.CAMPAIGN_FIELDS:
-            if name not in _MUTABLE and _fixed(stored, name) != _fixed(record, name):
+            if name not in _MUTABLE and not _same(_fixed(stored, name), _fixed(record, name)):
                 raise TransferError(f"campaign {record.id} is stored with another {name}")
         # A campaign that is driven here knows its own state better.
         if row.driver is None and record.updated_at > stored.updated_at:
@@ -162,9 +164,9 @@ class Importer:
             return
         stored = _rows.job_record(row)
         closing = {"status", "ended_at", "drift", "note", "details"}
-        if stored.model_dump(exclude=closing) != record.model_dump(exclude=closing):
+        if not _same(stored.model_dump(exclude=closing), record.model_dump(exclude=closing)):
             raise TransferError(f"job {record.id} is stored with other contents")
-        if stored == record or record.status is JobStatus.OPEN:
+        if _same(stored, record) or record.status is JobStatus.OPEN:
             return
         if stored.status is not JobStatus.OPEN:
             raise TransferError(
@@ -194,7 +196,7 @@ class Importer:
             for name in _OF_A_VERDICT:
                 value = getattr(record, name)
                 setattr(row, name, value.value if name == "status" else value)
-        elif stored != bare:
+        elif not _same(stored, bare):
             raise TransferError(f"trial {record.uid} is stored with other contents")
         self._bring_finals(row, record)
 
@@ -258,6 +260,8 @@ class Importer:
 
     def _measurement(self, item: dict[str, Any]) -> None:
         uid, trial_uid = item.pop("uid"), item.pop("trial_uid")
+        if not isinstance(uid, str) or not uid:
+            raise TransferError("a measurement has no uid")
         if trial_uid is not None and trial_uid not in self._trial_ids:
             raise TransferError(f"measurement {uid} is of trial {trial_uid}, which is not here")
         trial_id = None if trial_uid is None else self._trial_ids[trial_uid]
@@ -276,7 +280,7 @@ class Importer:
             if job is None or job.status != JobStatus.VALID.value:
                 raise TransferError(f"claim {record.id} rests on job {record.job_id}, not valid")
             self._insert(_rows.claim_row(record))
-        elif _rows.claim_record(row) != record:
+        elif not _same(_rows.claim_record(row), record):
             raise TransferError(f"claim {record.id} is stored with other contents")
 
     def _flush_times(self) -> None:
@@ -288,7 +292,7 @@ class Importer:
         )
         known = {row.uid: _rows.measurement_record(row) for row in rows}
         for uid, record in self._times:
-            if known.get(uid, record) != record:
+            if not _same(known.get(uid, record), record):
                 raise TransferError(f"measurement {uid} is stored with other contents")
         fresh = [_rows.measurement_values(r, uid) for uid, r in self._times if uid not in known]
         for counter, count in (
@@ -329,6 +333,16 @@ class Importer:
                     f"trial {trial.uid} states {trial.method}, {trial.cache} and was read with "
                     f"{basis.method}, {basis.cache}"
                 )
+
+
+def _same(stored: Any, comes: Any) -> bool:
+    """Whether they are equal, where a NaN is equal to another."""
+    return bool(stored == comes) or _text(stored) == _text(comes)
+
+
+def _text(value: Any) -> str:
+    plain = value.model_dump() if isinstance(value, BaseModel) else value
+    return json.dumps(plain, default=str, sort_keys=True)
 
 
 def _fixed(record: CampaignRecord, name: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 
 __all__ = ["kept"]
 
+_KEY = re.compile("[0-9a-f]{64}")
 _PARTIAL = ".partial-"
 _WRITTEN_S = 3600.0
 """Longer than writing one takes."""
@@ -32,13 +34,13 @@ def kept(what: str, key: str, make: Callable[[], bytes]) -> bytes:
         The kind: a folder of this name under ``kernel-factory`` in the cache folder,
         which is ``$XDG_CACHE_HOME`` or ``~/.cache``.
     key : str
-        Letters and digits; another key is another content.
+        A SHA-256 in hexadecimal; another key is another content.
     make : callable
     """
     path = None
     with suppress(OSError, RuntimeError):  # it cannot be read; or nobody's home is known
         path = _folder(what) / key
-        content = path.read_bytes()
+        content = path.read_bytes() if path.is_file() else b""
         digest, content = content[:32], content[32:]
         if hashlib.sha256(content).digest() == digest:
             return content
@@ -65,10 +67,13 @@ def _write(path: Path, content: bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     for other in path.parent.iterdir():
-        if other != path and not _being_written(other):
-            other.unlink(missing_ok=True)
+        with suppress(OSError):
+            if other != path and _may_go(other):
+                other.unlink()
 
 
-def _being_written(path: Path) -> bool:
-    """Whether another process may still be at it; one that was killed leaves it behind."""
-    return path.name.startswith(_PARTIAL) and time.time() - path.stat().st_mtime < _WRITTEN_S
+def _may_go(path: Path) -> bool:
+    """Whether it is an entry, or what a process that was killed had written of one."""
+    if path.name.startswith(_PARTIAL):
+        return time.time() - path.stat().st_mtime > _WRITTEN_S
+    return _KEY.fullmatch(path.name) is not None

@@ -61,7 +61,8 @@ def load_json(text: str | bytes, **how: Any) -> Any:
     Most has no float of that kind, and is not walked through to find that out.
     """
     value = json.loads(text, **how)
-    there = _FLOAT in text if isinstance(text, str) else _FLOAT.encode() in text
+    raw = text.encode() if isinstance(text, str) else text
+    there = _FLOAT.encode() in raw or b"\\u" in raw  # an escape may spell it, too
     return decode_json(value) if there else value
 
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import sqlalchemy as sa
 
-from leaderboard._engine import SHIPPED, make_engine, normalise
+from leaderboard._engine import SHIPPED, engine_of, make_engine, normalise
 from leaderboard._kept import kept
 from leaderboard.store import DEFAULT_URL, Store, open_store
 from leaderboard.transfer import import_open
@@ -36,6 +37,7 @@ def shipped_files() -> tuple[Traversable, ...]:
 
 _loaded: dict[str, bytes] = {}
 """The database that the files last made, by :func:`_key`: a process may open them often."""
+_loading = Lock()
 
 
 def shipped_store() -> Store:
@@ -51,12 +53,12 @@ def shipped_store() -> Store:
     found = [(file.name, file.read_bytes()) for file in shipped_files()]
     name = "the shipped results" if found else "the shipped results (none in this version)"
     key = _key(found)
-    if key not in _loaded:
-        database = kept("shipped", key, lambda: _imported(found))
-        _loaded.clear()
-        _loaded[key] = database
-    engine = make_engine(normalise("sqlite://"), read_only=False)
-    _driver(engine).deserialize(_loaded[key])
+    with _loading:
+        if key not in _loaded:
+            database = kept("shipped", key, lambda: _imported(found))
+            _loaded.clear()
+            _loaded[key] = database
+        engine = engine_of(_loaded[key])
     with engine.connect() as connection:
         connection.execute(sa.text("PRAGMA query_only = ON"))
     return Store(engine, name=name, read_only=True)
@@ -68,9 +70,9 @@ def _imported(found: list[tuple[str, bytes]]) -> bytes:
     with Store(engine, name="the shipped results", read_only=False) as loader:
         for file_name, content in found:
             import_open(loader, io.BytesIO(content), file_name, name=f"shipped {file_name}")
-        content = _driver(engine).serialize()
-    assert isinstance(content, bytes)
-    return content
+        driver: Any = engine.raw_connection().driver_connection
+        database: bytes = driver.serialize()
+    return database
 
 
 def _key(found: list[tuple[str, bytes]]) -> str:
@@ -88,11 +90,6 @@ def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
             yield from _sources(entry)
         elif entry.name.endswith(".py"):
             yield entry.name, entry.read_bytes()
-
-
-def _driver(engine: sa.Engine) -> Any:
-    """sqlite3's connection, of which a database in memory has one."""
-    return engine.raw_connection().driver_connection
 
 
 def open_for_reading(url: str | None = None) -> Store:

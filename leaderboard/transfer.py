@@ -59,6 +59,10 @@ _LINE = 64 << 20
 """Most characters of a line; that of a trial with all its samples has half a million."""
 
 
+_UNFIT = (StoreError, KeyError, TypeError, ValueError, OverflowError)
+"""What a line raises that is no record, or contradicts what is stored."""
+
+
 class ImportResult(BaseModel):
     """What an import did; ``skipped`` was there already."""
 
@@ -141,15 +145,15 @@ def import_lines(store: Store, lines: Iterable[str], *, name: str = "input") -> 
             else:
                 try:
                     importer.add(item)
-                except (StoreError, KeyError, TypeError, ValueError) as error:
+                except _UNFIT as error:
                     raise TransferError(f"{name} line {number}: {_why(error)}") from None
             count += 1
         if not ended:
             raise TransferError(f"{name} is cut short: it has no end line")
         try:
             importer.finish()
-        except StoreError as error:
-            raise TransferError(f"{name}: {error}") from None
+        except _UNFIT as error:
+            raise TransferError(f"{name}: {_why(error)}") from None
         return ImportResult(added=dict(importer.added), skipped=dict(importer.skipped))
 
 
@@ -218,9 +222,19 @@ def _parse(line: str, name: str, number: int) -> dict[str, Any]:
         raise TransferError(f"{name} line {number} is nested too deeply") from None
     except ValueError as error:  # a number that is none, or too long to be one
         raise TransferError(f"{name} line {number} is not JSON: {_why(error)}") from None
+    if "\\ud" in line or "\\uD" in line:
+        _refuse_surrogates(item, name, number)
     if not isinstance(item, dict) or not isinstance(item.get("kind"), str):
         raise TransferError(f"{name} line {number} is not an object with a kind")
     return item
+
+
+def _refuse_surrogates(item: Any, name: str, number: int) -> None:
+    """Half a character, as an escape may spell it, can be neither stored nor printed."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TransferError(f"{name} line {number} holds half a character") from None
 
 
 def _refuse_constant(text: str) -> Any:

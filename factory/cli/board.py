@@ -65,7 +65,7 @@ _ON_A_TERMINAL = 20
 @click.option("--sort", metavar="COLUMN", help="Order within each ranking; -COLUMN downwards.")
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1_000_000_000),
     help="Rows of each ranking; default: all, on a terminal 20.",
 )
 @click.option("--columns", metavar="A,B,...", help="These columns, in this order.")
@@ -110,6 +110,8 @@ def leaderboard(
         raise click.UsageError("--csv and --json are two formats; name one")
     if columns and (shapes or rejected):
         raise click.UsageError("--columns goes with neither --shapes nor --rejected")
+    if shapes and rejected:
+        raise click.UsageError("--shapes and --rejected are two tables; name one")
     if rejected and ctx.get_parameter_source("status") is not ParameterSource.DEFAULT:
         raise click.UsageError("--rejected is --status failed, as a table of reasons; name one")
     from leaderboard import query, query_shapes

@@ -123,7 +123,14 @@ def _launch(
     from factory.campaign import launch as run
     from factory.plan import make_plan
     from factory.progress import make_view
-    from leaderboard import DEFAULT_URL, AbsentError, StoreError, UnreachableError, open_store
+    from leaderboard import (
+        DEFAULT_URL,
+        AbsentError,
+        OlderError,
+        StoreError,
+        UnreachableError,
+        open_store,
+    )
 
     # All that can be refused is, before a database is made or touched.
     url = db or DEFAULT_URL
@@ -134,6 +141,8 @@ def _launch(
             reading = open_store(url, read_only=True)
         except UnreachableError:
             raise
+        except OlderError:
+            reading = open_store(url)  # which brings it up to date
         except StoreError as error:
             raise UserError(f"nothing to resume: {error}") from error
         with reading as store:
@@ -142,10 +151,13 @@ def _launch(
     plan = make_plan(config, need_gpu_here=config.executor.ray_address is None)
     if isinstance(config.warm_start, list) and config.warm_start:
         try:
-            open_store(url, read_only=True).close()
+            with suppress(OlderError):
+                open_store(url, read_only=True).close()
         except AbsentError as error:
             named = config.warm_start[0]
             raise UserError(f"warm_start: no campaign {named!r}: {error}") from None
+    if config.executor.kind == "ray":
+        _need_ray()
     with open_store(url) as store:
         if stored is None:
             _refuse_unfinished(store, unfinished(store, config.name))
@@ -180,15 +192,19 @@ def _refuse_unfinished(store: Store, open_one: CampaignRecord | None) -> None:
     )
 
 
-def _make_executor(context: WorkerContext, plan: Plan, view: View) -> Executor:
+def _need_ray() -> None:
     from factory.machine import installed
+
+    if installed("ray") is None:
+        raise MachineError("--executor ray needs ray; install it with pip install 'ray>=2.50'")
+
+
+def _make_executor(context: WorkerContext, plan: Plan, view: View) -> Executor:
     from leaderboard import Clock
 
     config = plan.config.executor
     measured = plan.clock is not Clock.MODELLED
     if config.kind == "ray":
-        if installed("ray") is None:
-            raise MachineError("--executor ray needs ray; install it with pip install 'ray>=2.50'")
         from factory.executors.ray import RayExecutor
 
         ray_executor: Executor = RayExecutor(

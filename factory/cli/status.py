@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import click
@@ -68,15 +67,12 @@ def status(campaign: str | None, db: str | None, as_json: bool) -> None:
 
 
 def _described(store: Any, campaign: Any) -> dict[str, Any]:
-    from leaderboard import CampaignStatus, TrialStatus, best_so_far, funnel, is_held, winner
+    from leaderboard import CampaignStatus, best_so_far, funnel, is_held, winner
 
     status = campaign.status
-    counts = funnel(store, campaign.id)
-    statuses = Counter({s.value: n for s, n in counts.statuses.items()})
     if status is CampaignStatus.RUNNING and not is_held(campaign):
-        # Its driver had no time to say so, and a resume will find these.
-        status = CampaignStatus.INTERRUPTED
-        statuses[TrialStatus.ABANDONED.value] += statuses.pop(TrialStatus.RUNNING.value, 0)
+        status = CampaignStatus.INTERRUPTED  # its driver had no time to say so
+    counts = funnel(store, campaign.id)
     points = best_so_far(store, campaign.id)
     first = winner(store, campaign.id)
     return {
@@ -87,7 +83,7 @@ def _described(store: Any, campaign: Any) -> dict[str, Any]:
         "clock": campaign.clock.value,
         "budget": campaign.budget,
         "finished": counts.finished,
-        "statuses": {name: n for name, n in statuses.items() if n},
+        "statuses": {s.value: n for s, n in counts.statuses.items()},
         "stages": [stage.model_dump(mode="json") for stage in counts.stages],
         "spared": _spared(counts),
         "best": points[-1].model_dump(mode="json") if points else None,
@@ -115,7 +111,10 @@ def _spared(counts: Any) -> dict[str, int] | None:
 
 def _print_one(found: dict[str, Any]) -> None:
     click.echo(f"campaign {found['id']}  {found['status']}  operation {found['operation']}")
-    statuses = ", ".join(f"{n} {s}" for s, n in found["statuses"].items()) or "none"
+    # What a killed driver had under way stays "running" until a resume finds it.
+    cut = found["status"] == "interrupted"
+    said = {"running": "cut off"} if cut else {}
+    statuses = ", ".join(f"{n} {said.get(s, s)}" for s, n in found["statuses"].items()) or "none"
     click.echo(f"trials {found['finished']} of {found['budget']}: {statuses}")
     best = found["best"]
     if best:
@@ -135,7 +134,8 @@ def _print_one(found: dict[str, Any]) -> None:
         by = ", ".join(f"{n} by {stage}" for stage, n in found["spared"].items())
         click.echo(f"GPU trials spared: {sum(found['spared'].values())}{f' ({by})' * bool(by)}")
     if found["driver"]:
-        click.echo(f"held by {found['driver']}, last sign {found['heartbeat_at']}")
+        held = "was held by" if cut else "held by"
+        click.echo(f"{held} {found['driver']}, last sign {found['heartbeat_at']}")
     print_table(
         ["stage", "entered", "passed", "failed", "seconds"],
         (

@@ -7,6 +7,7 @@ schema and how to tell where it stands.
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 from alembic import command
 from alembic.config import Config
@@ -51,11 +52,16 @@ def current(connection: Connection) -> str | None:
     return context.get_current_revision()
 
 
+_ONE_AT_A_TIME = Lock()
+"""Alembic keeps what it is at in its own module, for all threads."""
+
+
 def upgrade_connection(connection: Connection) -> None:
     """Bring the database to :func:`head` inside the caller's transaction."""
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ONE_AT_A_TIME:
+        command.upgrade(config, "head")
 
 
 def upgrade(engine: Engine) -> None:

@@ -11,13 +11,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import alembic.command
 import pytest
+import sqlalchemy
 from answers import ask, one_line
 from waiting import HANG_S
 
 import candidates
 import operations
-from leaderboard import open_store
+from leaderboard import migrations, open_store
 
 TOY = """\
 name = "toy"
@@ -63,6 +65,8 @@ def factory(tmp_path, monkeypatch, capsys):
         (["launch", "toy.toml", "--name", "n" * 101], "name should be 1 to 100 letters"),
         (["launch", "toy.toml", "--resume"], "nothing to resume"),
         (["launch", "warm.toml"], "warm_start: no campaign 'past': there is no database at"),
+        (["leaderboard", "--rejected", "--shapes"], "--shapes and --rejected are two tables"),
+        (["leaderboard", "--limit", str(2**63)], "is not in the range"),
         (["leaderboard", "--rejected", "--status", "passed"], "--rejected is --status failed"),
         (["launch", "missing.toml"], "missing.toml: No such file or directory"),
         (["launch"], "Missing argument 'CAMPAIGN'"),
@@ -106,6 +110,35 @@ def test_a_wrong_campaign_file_is_one_line_and_exit_code_2(factory, tmp_path, te
     assert code == 2
     assert said in one_line(err)
     assert not list(tmp_path.glob("factory-runs/*"))
+
+
+def test_ray_that_is_not_there_leaves_no_campaign(factory, monkeypatch):
+    monkeypatch.setattr("factory.machine.installed", lambda name: None)
+    code, _, err = factory("launch", "toy.toml", "--executor", "ray")
+    assert code == 3
+    assert "--executor ray needs ray" in one_line(err)
+    assert not list(Path().glob("*.db"))
+
+
+def test_a_leaderboard_of_an_earlier_version_is_resumed_and_warms_another(factory, tmp_path):
+    def to_an_earlier_version():
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'factory.db'}")
+        config = migrations._config()
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.downgrade(config, "-1")
+        engine.dispose()
+
+    assert factory("launch", "toy.toml", "--name", "past", "--budget", "2")[0] == 0
+    to_an_earlier_version()
+    code, _, err = factory("status")
+    assert code == 2
+    assert "has the older schema" in one_line(err)
+    code, out, _ = factory("launch", "toy.toml", "--name", "past", "--budget", "3", "--resume")
+    assert code == 0
+    assert "3 trials" in out
+    to_an_earlier_version()
+    assert factory("launch", "warm.toml", "--budget", "1")[0] == 0
 
 
 def test_a_measured_clock_without_a_gpu_is_exit_code_3(factory, monkeypatch):

@@ -316,7 +316,7 @@ def test_status_tells_a_dead_driver_from_a_live_one(store, url, go, capsys, monk
     make.begin(store, 7, campaign.id, source_hash=campaign.source_hash)
     for driver, told, trial in (
         ("elsewhere:1", "running", "1 running"),
-        (dead_driver(), "interrupted", "1 abandoned"),
+        (dead_driver(), "interrupted", "1 cut off"),
     ):
         store.acquire(campaign.id, driver)
         assert _run(["status", campaign.id, "--db", url]) == 0

@@ -13,6 +13,8 @@ import leaderboard
 from leaderboard import shipped
 from leaderboard._kept import kept
 
+A, B = "a" * 64, "b" * 64
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -30,33 +32,33 @@ def make() -> Callable[[], bytes]:
 def test_what_was_made_is_read_again_and_the_newest_is_kept(
     folder: Path, make: Callable[[], bytes]
 ) -> None:
-    assert kept("numbers", "a", make) == kept("numbers", "a", make) == b"made 0"
-    assert kept("others", "a", make) == b"made 1"
-    assert kept("numbers", "b", make) == b"made 2"
-    assert [p.name for p in folder.iterdir()] == ["b"]
-    assert kept("numbers", "a", make) == b"made 3"
+    assert kept("numbers", A, make) == kept("numbers", A, make) == b"made 0"
+    assert kept("others", A, make) == b"made 1"
+    assert kept("numbers", B, make) == b"made 2"
+    assert [p.name for p in folder.iterdir()] == [B]
+    assert kept("numbers", A, make) == b"made 3"
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
     folder: Path, make: Callable[[], bytes]
 ) -> None:
     folder.mkdir(parents=True)
-    for name, age_s in ((".partial-old", 7200), (".partial-new", 60)):
+    for name, age_s in ((".partial-old", 7200), (".partial-new", 60), ("thesis.txt", 7200)):
         (folder / name).write_bytes(b"half")
         then = time.time() - age_s
         os.utime(folder / name, (then, then))
-    kept("numbers", "a", make)
-    assert sorted(p.name for p in folder.iterdir()) == [".partial-new", "a"]
+    kept("numbers", A, make)
+    assert sorted(p.name for p in folder.iterdir()) == [".partial-new", A, "thesis.txt"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 40])
 def test_what_is_damaged_is_made_again(
     folder: Path, make: Callable[[], bytes], damage: bytes
 ) -> None:
-    kept("numbers", "a", make)
-    (folder / "a").write_bytes(damage)
-    assert kept("numbers", "a", make) == b"made 1"
-    assert kept("numbers", "a", make) == b"made 1", "and is whole again"
+    kept("numbers", A, make)
+    (folder / A).write_bytes(damage)
+    assert kept("numbers", A, make) == b"made 1"
+    assert kept("numbers", A, make) == b"made 1", "and is whole again"
 
 
 def test_where_nothing_can_be_kept_it_is_made_each_time(
@@ -64,7 +66,13 @@ def test_where_nothing_can_be_kept_it_is_made_each_time(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert (kept("numbers", "a", make), kept("numbers", "a", make)) == (b"made 0", b"made 1")
+    assert (kept("numbers", A, make), kept("numbers", A, make)) == (b"made 0", b"made 1")
+
+
+def test_a_pipe_in_its_place_does_not_stop_anybody(folder: Path, make: Callable[[], bytes]) -> None:
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / A)
+    assert kept("numbers", A, make) == kept("numbers", A, make) == b"made 0"
 
 
 def test_an_entry_that_cannot_be_made_leaves_none(folder: Path) -> None:
@@ -72,7 +80,7 @@ def test_an_entry_that_cannot_be_made_leaves_none(folder: Path) -> None:
         raise ValueError("a damaged file")
 
     with pytest.raises(ValueError, match="a damaged file"):
-        kept("numbers", "a", fails)
+        kept("numbers", A, fails)
     assert not folder.exists()
 
 

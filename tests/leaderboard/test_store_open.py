@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import board
@@ -11,7 +12,7 @@ import postgresql_server
 import pytest
 import sqlalchemy as sa
 
-from leaderboard import Store, StoreError, migrations, open_store
+from leaderboard import Store, StoreError, migrations, open_store, shipped_store
 from leaderboard._engine import normalise
 
 
@@ -190,3 +191,18 @@ def test_read_only_works_where_no_side_files_can_be_made(store: Store, url: str)
     finally:
         path.parent.chmod(0o700)
     assert done.stdout.strip() == "1", done.stderr
+
+
+def test_threads_open_stores_at_once(tmp_path: Path) -> None:
+    """A new database each, and the shipped results: what brings schemas up to date is shared."""
+
+    def opens(number: int) -> list[str]:
+        with open_store(f"sqlite:///{tmp_path / f'{number}.db'}") as store:
+            own = [c.id for c in store.list_campaigns()]
+        with shipped_store() as store:
+            return own + [c.id for c in store.list_campaigns()]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(opens, range(12)))
+    assert found[0]
+    assert found == found[:1] * 12

@@ -93,6 +93,22 @@ def test_importing_twice_changes_nothing(full: Store, other: Store) -> None:
     assert import_lines(full, lines).added == {}  # nor into where it came from
 
 
+def test_what_holds_a_nan_can_be_imported_twice(full: Store, other: Store) -> None:
+    job = board.job("job-nan", details={"errors": {"control": math.nan}})
+    full.open_job(job)
+    full.close_job(job.id, JobStatus.VOID, details=job.details)
+    lines = list(export_lines(full))
+    import_lines(other, lines)
+    again = import_lines(other, lines)
+    assert again.added == {}
+    assert math.isnan(other.get_job("job-nan").details["errors"]["control"])
+    with pytest.raises(TransferError, match="job job-nan is stored as void and comes as valid"):
+        import_lines(
+            other,
+            edited(lines, lambda items: of_id(items, "job-nan").update(status="valid")),
+        )
+
+
 def test_every_line_is_strict_json_of_one_object(full: Store) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -189,6 +205,10 @@ def of_kind(items: list[dict[str, object]], kind: str) -> dict[str, object]:
     return next(item for item in items if item["kind"] == kind)
 
 
+def of_id(items: list[dict[str, object]], name: str) -> dict[str, object]:
+    return next(item for item in items if item.get("id") == name)
+
+
 BAD: dict[str, tuple[Edit, str]] = {
     "empty": (lambda items: items.clear(), "no end line"),
     "cut short": (lambda items: items.pop(), "cut short: it has no end line"),
@@ -201,6 +221,18 @@ BAD: dict[str, tuple[Edit, str]] = {
     "unknown field": (lambda items: items[1].update(speedup=3.9), "speedup"),
     "a field lost": (lambda items: of_kind(items, "job").pop("gpu") and None, "gpu"),
     "no uid": (lambda items: of_kind(items, "measurement").pop("uid") and None, "uid is missing"),
+    "a uid of nothing": (
+        lambda items: of_kind(items, "measurement").update(uid=None),
+        "a measurement has no uid",
+    ),
+    "half a character": (
+        lambda items: of_kind(items, "measurement").update(kernels=["\ud800"]),
+        "line .* holds half a character",
+    ),
+    "a number past all numbers": (
+        lambda items: of_kind(items, "campaign")["config"].update(device={"drift": 10**400}),
+        "too large",
+    ),
     "a time on a failure": (
         lambda items: of_kind(items, "trial").update(status="rejected"),
         "a rejected trial cannot carry a time",
@@ -401,6 +433,7 @@ def test_times_without_samples_and_modelled_scores(full: Store, other: Store) ->
         ("[" * 100_000, "nested too deeply"),
         ('{"kind": "job", "drift": 1e999}', "1e999 is too large"),
         ("9" * 5000, "is not JSON"),
+        ('{"kind": "job", "details": {"\\u0024float": "abc"}}', "could not convert"),
     ],
 )
 def test_a_hostile_line_is_one_message(other: Store, line: str, message: str) -> None:
