@@ -108,12 +108,12 @@ def refuse_finished(plan: Plan, store: Store, stored: CampaignRecord) -> None:
         how = (
             "all offered schedules were tried"
             if tally.finished >= len(plan.offered)
-            else "raise its total with --budget"
+            else "its trials are used up (raise them with --budget)"
         )
     if how is not None:
         raise UserError(
-            f"nothing to resume: {stored.id} is finished after {tally.finished} trials; {how}, or "
-            "launch without --resume to start a new one"
+            f"nothing to resume: {stored.id} is finished after {tally.finished} trials: {how}; "
+            "launch without --resume to start another"
         )
 
 

@@ -64,7 +64,8 @@ def normalise(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # no URL, or a port or host that is none
         raise StoreError(
-            f"{url!r} is not a database URL; use sqlite:///FILE or postgresql://USER@HOST/NAME"
+            f"{url!r} is not a database URL; use sqlite:///FILE, postgresql://USER@HOST/NAME, "
+            f"or {SHIPPED} where results are read"
         ) from None
     backend = parsed.get_backend_name()
     if backend in ("postgresql", "postgres"):

@@ -313,7 +313,9 @@ class TrialStore(BaseStore):
                     value = -1 if row is None else row.id
             found = _with_rows(session, sa.select(TrialRow).where(column == value))
             if not found:
-                raise UnknownError(f"no trial {ref} in {self.name}")
+                raise UnknownError(
+                    f"no trial {ref} in {self.name}; factory leaderboard shows their numbers"
+                )
             return found[0]
 
     def list_trials(

@@ -227,7 +227,7 @@ def test_all_offered_is_the_most_that_is_tried(go):
 
 def test_a_finished_campaign_has_nothing_to_resume(go):
     go(budget=2)
-    with pytest.raises(UserError, match="finished after 2 trials; raise its total"):
+    with pytest.raises(UserError, match="finished after 2 trials: its trials are used up"):
         go(budget=2, resume=True)
     go(budget=6, resume=True)
     with pytest.raises(UserError, match="all offered schedules were tried"):
