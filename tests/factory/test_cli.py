@@ -15,11 +15,12 @@ import alembic.command
 import pytest
 import sqlalchemy
 from answers import ask, one_line
+from schema_steps import run_alembic
 from waiting import HANG_S
 
 import candidates
 import operations
-from leaderboard import migrations, open_store
+from leaderboard import open_store
 
 TOY = """\
 name = "toy"
@@ -123,10 +124,7 @@ def test_ray_that_is_not_there_leaves_no_campaign(factory, monkeypatch):
 def test_a_leaderboard_of_an_earlier_version_is_resumed_and_warms_another(factory, tmp_path):
     def to_an_earlier_version():
         engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'factory.db'}")
-        config = migrations._config()
-        with engine.begin() as connection:
-            config.attributes["connection"] = connection
-            alembic.command.downgrade(config, "-1")
+        run_alembic(engine, alembic.command.downgrade, "-1")
         engine.dispose()
 
     assert factory("launch", "toy.toml", "--name", "past", "--budget", "2")[0] == 0

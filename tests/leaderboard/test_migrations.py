@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
+from schema_steps import run_alembic
 
 from leaderboard import Store, StoreError, TrialStatus, migrations, open_store
 from leaderboard._engine import normalise
@@ -206,13 +206,6 @@ def test_a_failed_migration_leaves_nothing(url: str, monkeypatch: pytest.MonkeyP
             open_store(url)
     with open_store(url) as opened, opened.reading() as session:
         assert "kf_half" not in sa.inspect(session.connection()).get_table_names()
-
-
-def run_alembic(engine: sa.Engine, step: Callable[[Config, str], None], revision: str) -> None:
-    with engine.begin() as connection:
-        config = migrations._config()
-        config.attributes["connection"] = connection
-        step(config, revision)
 
 
 def test_migrations_can_be_undone(new_engine: Callable[[], sa.Engine]) -> None:
