@@ -16,12 +16,16 @@ from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, widen, zero
 from candidates.kda_prefill.kernel.fused_exact import LAST, OWN, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, SLAB, FusedPlan
 
 __all__ = ["Scanning", "store_state"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
+
+OUTPUTS = 6
+"""Named barrier of the first scanning warpgroup, and one more that of the second.  0 is all
+threads', 1 to 3 are a builder's each, 4 all builders' and 5 all scanning warps'."""
 
 
 class Scanning(Exact, Load):
@@ -87,14 +91,16 @@ class Scanning(Exact, Load):
         # A lane names a token of one of four 8 x 8 matrices of U, which stands transposed.
         token, piece = t % 8 + t % 32 // 16 * 8, t // 32 * 2 + t % 16 // 8
         u_at = at + wg * (BT * 128) + token * 128 + ((piece ^ (token % 8)) << 4)
-        # O leaves warp by warp: a lane takes token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
-        tok, v = t % 8 + t % 32 // 16 * 8, t % 32 // 8 % 2 * 8
-        slab = at + self.plan.off_o + (warp_id * PITCH * BT + tok * PITCH + v) * 2
+        # O leaves as rows of 128 bytes, of which a lane takes 16: token t / 8, values 8 (t % 8) on.
+        tok, v = t // 8, t % 8
+        slab = at + self.plan.off_o + wg * (2 * SLAB)
+        into = slab + token * 128 + ((piece ^ (token % 8)) << 4)
+        out_of = slab + tok * 128 + ((v ^ (tok % 8)) << 4)
         # In registers, not found anew in each turn of the loop.
-        u_at, slab = ops.opaque(u_at), ops.opaque(slab)
+        u_at, into, out_of = (ops.opaque(x) for x in (u_at, into, out_of))
         pitch = I64(O.stride[0])
         o_at = (
-            I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + warp_id * 16 + v
+            I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + wg * 64 + v * 8
         )  # of chunk -1
         out = O.iterator.toint()
         if cutlass.const_expr(share):
@@ -165,7 +171,7 @@ class Scanning(Exact, Load):
             warpgroup.commit_group()
             cute.gemm(mma_t, accO, aV[None, None, 0], rA[None, None, 0, s], accO)
             warpgroup.commit_group()
-            values = self.turn_over(o, slab)  # while S's product runs
+            values = self.turn_over(o, into, out_of, s, wg)  # while S's product runs
             here = empty + 8 * s
             s = s + 1
             if s == stages:
@@ -201,7 +207,7 @@ class Scanning(Exact, Load):
             # about, and who adds up the times of kernels would count that.
             cute.arch.griddepcontrol_launch_dependents()
         narrow(accO, o)
-        ops.below(o_row, o_end, self.turn_over(o, slab), o_at)
+        ops.below(o_row, o_end, self.turn_over(o, into, out_of, s, wg), o_at)
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (wg, 0))
         )
@@ -235,17 +241,18 @@ class Scanning(Exact, Load):
                 factors[4 * j + i] = values[i]
 
     @cute.jit
-    def turn_over(self, o, slab):
-        """O^T of a chunk through the warp's slab: a lane's 16 bytes of O.
+    def turn_over(self, o, into, out_of, s, wg):
+        """O^T of the chunk before that in stage ``s`` through a slab of the warpgroup: a lane's 16
+        bytes of O.
 
-        The row that a lane names for a matrix is the row that it then takes.
+        A warp holds 16 values of each token, and stores four tokens of 64: so many lines of the
+        cache take a quarter of the time.  Stages of chunks in turn are odd and even in turn, and so
+        are the slabs: who writes to one has met everybody since they read it.
         """
-        words = cute.recast_tensor(o, I32)
-        op.stmatrix(slab, [words[i] for i in range(4)], transpose=True)
-        cute.arch.sync_warp()
-        values = op.load_i32x4(slab)
-        cute.arch.sync_warp()
-        return values
+        words, slab = cute.recast_tensor(o, I32), (s & 1) * SLAB
+        op.stmatrix(into + slab, [words[i] for i in range(4)], transpose=True)
+        ops.sync_group(OUTPUTS + wg)
+        return op.load_i32x4(out_of + slab)
 
 
 def decay(factors, accS):
