@@ -49,6 +49,8 @@ class Builder(NamedTuple):
         The first of the two channels that the thread sums, and of those that it scales.
     rank, turn
         Which CTA of the pair; from one of the group's chunks to the next.
+    share
+        Whether each chunk is made for both CTAs of the pair, which build in turns.
     """
 
     h: Any
@@ -70,20 +72,23 @@ class Builder(NamedTuple):
     first_channel: Any
     rank: Any
     turn: Any
+    share: Any
 
 
 class Build(Steep):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan
-    await_choice: Any  # of Exact, as the next
+    await_choice: Any  # of Exact, as the others
+    begin_again: Any
     get_job: Any
 
     @cute.jit
-    def build(
-        self, Q, K, V, G, B, scale, at, H, rank, warp_id, lane, number, share: cutlass.Constexpr
-    ):  # fmt: skip
+    def build(self, Q, K, V, G, B, scale, at, H, rank, warp_id, lane, number, share):
         """One of the building warpgroups: its turns among the chunks of a job.
+
+        ``share`` is 1 for a job of the pair.  One code for both, because what a CTA comes to late
+        is fetched from device memory, instruction by instruction.
 
         A CTA alone goes on in the ring where its last piece ended, and so do the groups; in a pair
         each builds of every second chunk.  Chunk ``count`` is virtual: it only carries the last
@@ -93,8 +98,7 @@ class Build(Steep):
         group builds its first chunk, and then asks.
         """
         _, h, row0, end, start, count, _, _, guessed, _, _, place = self.get_job(at, number)
-        if cutlass.const_expr(not share):
-            lane = own_lane(lane)
+        lane = own_lane(lane)
         row = row0 + start * BT
         groups = self.plan.groups
         w = warp_id % 4
@@ -112,9 +116,12 @@ class Build(Steep):
         first = (I64(row) * H + h) * HEAD
         if cutlass.const_expr(not self.plain_rows):
             first, pitch = self.origin(K, G, row, h)
-        turn = groups  # from one of its chunks to the next
-        if cutlass.const_expr(share):
-            turn, c0, place = 2 * groups, group * 2 + rank, I32(0)  # and the first
+        turn, c0 = (
+            I32(groups),
+            I32(group * 2 + rank),
+        )  # from one of its chunks to the next; the first
+        if share > 0:
+            turn, place, guessed = I32(2 * groups), I32(0), I32(0)
         else:
             c0 = group - place % groups
             if c0 < 0:
@@ -132,19 +139,19 @@ class Build(Steep):
         if c0 < count and tokens == 1:
             self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
+        if share > 0:  # with inputs on their way
+            self.begin_again(at, warp_id, lane, number)
         b = Builder(
             h, row, end, first, pitch, count, own, full, empty, sums, group, w, tokens, half, lane,
-            channel, first_channel, rank, turn,
+            channel, first_channel, rank, turn, share,
         )  # fmt: skip
         # Chunk, stage, and how often the ring went round, mod 2.
         c, s = c0, (place + c0) % self.plan.stages
         parity = (place + c0) // self.plan.stages % 2
         stop = count
-        if cutlass.const_expr(share or not self.guesses):
+        if cutlass.const_expr(not self.guesses):
             while c < stop:
-                c, s, parity, cursor = self.chunk(
-                    Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
-                )
+                c, s, parity, cursor = self.chunk(Q, K, V, G, B, scale, at, b, c, s, parity, cursor)
         else:
             more, asks = I32(1), I32(0)
             if guessed > 0:
@@ -152,7 +159,7 @@ class Build(Steep):
             while more > 0:  # once, or twice: the loop inside is to know nothing of it
                 while c < stop:
                     c, s, parity, cursor = self.chunk(
-                        Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
+                        Q, K, V, G, B, scale, at, b, c, s, parity, cursor
                     )
                 more = asks
                 if asks > 0:
@@ -164,17 +171,14 @@ class Build(Steep):
             if cutlass.const_expr(not self.plan.boundary):
                 if tokens == 0:
                     self.put_decay(at, b, c, s, parity, [F32(0.0), F32(0.0)])
-                elif cutlass.const_expr(not share):
-                    if lane == 0:  # nobody asks, but each turn of the ring counts
-                        ops.bar_arrive(b.sums + 8 * s)
-            self.publish(at, b, s, share)
-            if cutlass.const_expr(share):
+                elif share == 0 and lane == 0:  # nobody asks, but each turn of the ring counts
+                    ops.bar_arrive(b.sums + 8 * s)
+            self.publish(b, s)
+            if share > 0:
                 self.send_chunk(at, b, s)
 
     @cute.jit
-    def chunk(
-        self, Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share: cutlass.Constexpr
-    ):  # fmt: skip
+    def chunk(self, Q, K, V, G, B, scale, at, b, c, s, parity, cursor):
         """Chunk ``c`` into stage ``s``; returns ``c, s, parity, cursor`` of the builder's next."""
         plan = self.plan
         tokens, half, w, lane = b.tokens, b.half, b.w, b.lane
@@ -208,13 +212,13 @@ class Build(Steep):
         if steep > 0:
             self.steep_chunk(
                 G, sg, sk, sq, sp, st, stage, s, b.sums, at, b.h, sl, sb, by, number, mine,
-                b.channel, tokens, half, w, lane, b.rank, share,
+                b.channel, tokens, half, w, lane, b.rank, b.share,
             )  # fmt: skip
             mine = [F32(0.0), F32(0.0)]  # its state is held at its start
         else:
             if cutlass.const_expr(not plan.boundary):
                 if tokens == 1:
-                    self.tell_sums(at, s, b.sums, half, lane, b.rank, share)
+                    self.tell_sums(at, s, b.sums, half, lane, b.rank, b.share)
             if cutlass.const_expr(not self.plain_rows):
                 tile = self.score_tile(stage, sp, w, lane)
                 self.keep_scores(tile, stage, sl, sb, by, w, lane)
@@ -252,14 +256,14 @@ class Build(Steep):
             self.apply_boundary(stage, sx, sv, st, steep, w, lane)
         else:
             self.apply_middle(stage, sx, sv, w, lane)
-        self.publish(at, b, s, share)
+        self.publish(b, s)
         if cutlass.const_expr(self.plain_rows and not plan.boundary):
             if w == 0:  # who reads the last ones is behind the group's last barrier
                 self.put_strengths(sb, beta, lane)
         if later < b.count and tokens == 1:
             self.fetch_values(V, later, rows, b.first, sv, half, lane, b.pitch, cursor)
         cute.arch.cp_async_commit_group()
-        if cutlass.const_expr(share):
+        if b.share > 0:
             self.send_chunk(at, b, s)
         c = later
         s = s + b.turn
@@ -297,7 +301,7 @@ class Build(Steep):
         )
 
     @cute.jit
-    def publish(self, at, b, s, share: cutlass.Constexpr):
+    def publish(self, b, s):
         """Let the scan have stage ``s``."""
         ops.fence_async()
         ops.sync_warp()

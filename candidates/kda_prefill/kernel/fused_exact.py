@@ -105,9 +105,13 @@ class Exact(Segments):
         cute.arch.sync_threads()
 
     @cute.jit
-    def begin_again(self, at, warp_id, lane):
-        """Before a pair's jobs: nothing is in flight, then all barriers are new.  All threads."""
-        ops.sync_cluster()
+    def begin_again(self, at, warp_id, lane, job):
+        """Before each job of a pair: nothing is in flight, then all barriers are new.  All
+        threads."""
+        if job == 0:  # what came before is this CTA's alone
+            cute.arch.sync_threads()
+        else:
+            ops.sync_cluster()
         self.renew_ring(at, warp_id, lane)
         self.begin_pair(at, warp_id, lane)
 
@@ -125,7 +129,8 @@ class Exact(Segments):
         return there
 
     def put_choice(self, at, choice):
-        """Tell the builders what the CTA does; one thread, before all meet."""
+        """Tell the builders what the CTA does, and leave zeros; one thread, before all meet."""
+        op.store_i32x4(at, [I32(0)] * 4, self.plan.off_zero)
         op.store32(at, choice, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
 
     def await_choice(self, at):

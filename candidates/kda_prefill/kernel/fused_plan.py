@@ -199,6 +199,11 @@ class FusedPlan:
     @property
     def off_scale(self) -> int:
         """Factors of the outputs of each chunk in the ring, if there are some."""
+        return self.off_zero + 16
+
+    @property
+    def off_zero(self) -> int:
+        """16 bytes of zeros: the values of a map."""
         return self.off_steep + 16 * self.stages
 
     @property

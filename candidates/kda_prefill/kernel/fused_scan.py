@@ -33,22 +33,23 @@ class Scanning(Exact, Load):
 
     plan: FusedPlan
 
+    @cute.jit
     def release(self, here, odd, share):
         """Let a chunk go; one lane.  In a pair the CTA that builds this stage wants to know."""
-        if share:
+        if share > 0:
             ops.bar_arrive_in(ops.in_cta(here, odd))
         else:
             ops.bar_arrive(here)
 
     @cute.jit
-    def pass_on(self, at, count, lane, share: cutlass.Constexpr):
-        """A scanning warpgroup whose rows another CTA takes: let every chunk go."""
+    def pass_on(self, at, count, lane):
+        """A scanning warpgroup whose rows the pair's other CTA takes: let every chunk go."""
         full, empty = at + self.plan.off_bar, at + self.plan.off_bar + 8 * self.plan.stages
         s, phase = I32(0), I32(0)
         for _ in cutlass.range(count, unroll=1):
             ops.bar_wait(full + 8 * s, phase)
             if lane == 0:
-                self.release(empty + 8 * s, s & 1, share)
+                self.release(empty + 8 * s, s & 1, I32(1))
             s = s + 1
             if s == self.plan.stages:
                 s = I32(0)
@@ -56,10 +57,10 @@ class Scanning(Exact, Load):
 
     @cute.jit
     def scan(
-        self, S0, O, S, X, scale, base, job, runs, tidx, warp_id, mma_t, mma_w, mma_s,
-        share: cutlass.Constexpr,
+        self, S0, O, S, X, scale, base, job, runs, tidx, warp_id, mma_t, mma_w, mma_s, share
     ):  # fmt: skip
-        """One of the two warpgroups that hold the state, through job number ``job``."""
+        """One of the two warpgroups that hold the state, through job number ``job``; ``share`` is 1
+        for one of the pair."""
         n, h, row0, row1, start, count, warm, _, is_map, _, _, place = self.get_job(
             base.toint(), job
         )
@@ -96,6 +97,9 @@ class Scanning(Exact, Load):
         slab = at + self.plan.off_o + wg * (2 * SLAB)
         into = slab + token * 128 + ((piece ^ (token % 8)) << 4)
         out_of = slab + tok * 128 + ((v ^ (tok % 8)) << 4)
+        u_step = I32(self.plan.stage)
+        if is_map > 0:  # without values
+            u_at, u_step = at + self.plan.off_zero - layout.common, I32(0)
         # In registers, not found anew in each turn of the loop.
         u_at, into, out_of = (ops.opaque(x) for x in (u_at, into, out_of))
         pitch = I64(O.stride[0])
@@ -103,9 +107,8 @@ class Scanning(Exact, Load):
             I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + wg * 64 + v * 8
         )  # of chunk -1
         out = O.iterator.toint()
-        if cutlass.const_expr(share):
-            if is_map > 0:
-                out = X.iterator.toint() + I64(Scratch(runs).outputs) * 4
+        if is_map > 0:
+            out = X.iterator.toint() + I64(Scratch(runs).outputs) * 4
         o_at = out + o_at * 2
         o_step = pitch * (2 * BT)
         o_row = -(warm + 1) * BT
@@ -118,19 +121,16 @@ class Scanning(Exact, Load):
         if cutlass.const_expr(S0 is not None):
             if start == 0 and is_map == 0:
                 load_state(state(S0), accS)
-        keep = None
-        if cutlass.const_expr(share):
-            keep = is_map - 1  # a map has no values
-            if is_map > 0:
-                self.identity(accS, wg, t)
+        if is_map > 0:
+            self.identity(accS, wg, t)
         e_at = ops.opaque(at + t % 4 * 16)
-        if cutlass.const_expr(share):
+        if share > 0:
             place = I32(0)  # a pair's rings begin anew with each job
         s = place % stages
         phase = place // stages % 2
         ops.bar_wait(full + 8 * s, phase)
-        self.load_values(u_at + s * self.plan.stage, u)
-        widen(u, accV, keep)
+        self.load_values(u_at + s * u_step, u)
+        widen(u, accV)
         if cutlass.const_expr(not self.plan.boundary):
             self.load_decay(e_at + s * self.plan.stage, factors)
         steep = self.steepness(at + s * 16)
@@ -178,13 +178,14 @@ class Scanning(Exact, Load):
                 s = I32(0)
                 phase = phase ^ 1
             # Made before the wait, since what follows it is on the path.
-            u_here, e_here = (ops.opaque(x + s * self.plan.stage) for x in (u_at, e_at))
+            u_here = ops.opaque(u_at + s * u_step)
+            e_here = ops.opaque(e_at + s * self.plan.stage)
             ops.bar_wait(full + 8 * s, phase)
             self.load_values(u_here, u)
             if cutlass.const_expr(not self.plan.boundary):
                 self.load_decay(e_here, factors)
             steep = self.steepness(at + s * 16)
-            widen(u, accV, keep)
+            widen(u, accV)
             ops.below(o_row, o_end, values, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
@@ -194,15 +195,18 @@ class Scanning(Exact, Load):
                 self.release(here, (s & 1) ^ 1, share)
         # Read again, not kept: registers.
         n, h, *_, more, _, target, entry, _ = self.get_job(at, job)
-        if cutlass.const_expr(share):
-            last = more >= LAST
+        last = I32(0)
+        if share > 0:
+            if more >= LAST:
+                last = I32(1)
         else:
-            last = more == 0 and self.choice(at) < OWN
+            if more == 0 and self.choice(at) < OWN:
+                last = I32(1)
             # The virtual chunk is read.
             cute.arch.sync_warp()
             if tidx % 32 == 0:
-                self.release(empty + 8 * s, s, share)
-        if last:
+                ops.bar_arrive(empty + 8 * s)
+        if last > 0:
             # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand
             # about, and who adds up the times of kernels would count that.
             cute.arch.griddepcontrol_launch_dependents()
