@@ -254,12 +254,11 @@ class Fused(Guard, Build, Scanning):
                 if share == 0:
                     more = self.next_piece(CU, at, number, N, T, lane)
             if jobs > 0:
-                ops.sync_cluster()  # nobody leaves while its shared memory may be written
+                self.meet_pair()  # nobody leaves while its shared memory may be written
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             if warp_id == SCAN_WARPS:
-                if lane == 0:
-                    self.begin_ring(at)
+                self.begin_ring(at, lane, SCAN_WARPS)
             more, jobs = I32(0), I32(0)
             if cutlass.const_expr(self.guesses):
                 more = self.guess(at, number, begin, end, lane)
@@ -283,7 +282,7 @@ class Fused(Guard, Build, Scanning):
                         more = I32(1)
                     jobs = over(self.choice(at), OWN)
             if jobs > 0:
-                ops.sync_cluster()
+                self.meet_pair()
 
     @cute.jit
     def two_cuts(self, CU, number, cuts, N, T, H):
@@ -432,6 +431,7 @@ class Fused(Guard, Build, Scanning):
     @cute.jit
     def follow(self, CU, n, h, row1, N, T):
         """The chain behind one: its sequence, head and rows."""
+        T = ops.opaque(T)  # not worth a register through a piece
         n, row0 = n + 1, row1
         if n == N:
             n, h = I32(0), h + 1

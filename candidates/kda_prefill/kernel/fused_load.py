@@ -13,6 +13,7 @@ The plain form is what the builders' own code has; the rest of a call's
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -34,6 +35,7 @@ class Load(Activation):
     """The part of the fused kernel that knows in which form its inputs come."""
 
     plan: FusedPlan
+    once_more: Any  # of Build
 
     # ------------------------------------------------------------------------- addresses
 
@@ -172,7 +174,7 @@ class Load(Activation):
         scale / |q|, which is left for the scan as well.  Without l2norm just the scale."""
         by = scale
         if cutlass.const_expr(self.options.l2norm):
-            by = []
+            by, lane = [], self.once_more(lane)
             for i in cutlass.range_constexpr(2):
                 row = lane // 4 + 8 * i
                 rho = ops.rsqrt(self.square(sb + w // 2 * 8, row, 0))

@@ -191,7 +191,7 @@ class Scanning(Exact, Load):
             o_row = o_row + BT
             warpgroup.wait_group(0)
             cute.arch.sync_warp()
-            if tidx % 32 == 0:
+            with cute.arch.elect_one():
                 self.release(here, (s & 1) ^ 1, share)
         # Read again, not kept: registers.
         n, h, *_, more, _, target, entry, _ = self.get_job(at, job)
