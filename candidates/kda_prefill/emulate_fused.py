@@ -30,14 +30,7 @@ from candidates._delta_rule.emulate import (
 )
 from candidates._delta_rule.kernel.pieces import GUARD
 from candidates.kda_prefill.emulate import inside_exponents, split_tokens
-from candidates.kda_prefill.kernel.fused_plan import (
-    BT,
-    GUARD_MARGIN,
-    SHORT,
-    cuts_of,
-    cutting,
-    runs_of,
-)
+from candidates.kda_prefill.kernel.fused_plan import BT, GUARD_MARGIN, SHORT, cuts_of, runs_of
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule, KdaSchedule
 
@@ -59,9 +52,7 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     final, scale = initial_state(inputs), float(inputs["scale"])
     heads = inputs["v"].shape[1]
     out = torch.zeros(*chunks.v.shape)
-    runs = runs_of(view.waves, SMS)
-    cuts = _cuts_by_chain(cuts_of(plan.lengths, heads, runs))
-    moved = cutting(plan.lengths, heads, runs).moved
+    cuts = _cuts_by_chain(cuts_of(plan.lengths, heads, runs_of(view.waves, SMS)))
     for n, (length, base) in enumerate(zip(plan.lengths, plan.base, strict=True)):
         count = -(-length // BT)
         chains = [cuts.get(h * len(plan.lengths) + n, []) for h in range(heads)]
@@ -71,10 +62,8 @@ def emulate(schedule: Schedule, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
             if bound is not None:
                 for number, begin in chains[h]:
                     numbers.append(number)
+                    begins.append(begin)
                     warm.append(_warm_up(bound[:, h], begin))
-                    in_front = number % 2 == 0  # of a pair
-                    exact = in_front and warm[-1] < 0
-                    begins.append(moved(count, number, begin) if exact else begin)
             last = final[n, h]
             walk = partial(_walk, images, chunks, base, h, scale=scale, middle=middle)
             for p, stop in exact_segments(warm, numbers):

@@ -26,7 +26,6 @@ from candidates.kda_prefill.kernel.fused_plan import (
     Cuts,
     FusedPlan,
     cuts_of,
-    cutting,
 )
 from candidates.kda_prefill.kernel.steep_plan import STEEP_HALF
 from candidates.kda_prefill.space import FusedSchedule
@@ -196,48 +195,6 @@ def test_the_longest_run_of_known_shapes(shape: str, alike: int, shorter: int) -
         max(map(chunks_scanned, runs_of(*CUT_SHAPES[shape], 132, how))) for how in (ALIKE, SHORTER)
     ]
     assert found == [alike, shorter]
-
-
-def moved_cuts(lengths: tuple[int, ...], heads: int, runs: int) -> dict[int, tuple[int, int, int]]:
-    """Of each cut in front of a pair, where all are alike: its chunk, where an exact segment
-    begins instead, and the chunk of the cut behind it."""
-    counts = [-(-length // BT) for length in lengths] * heads
-    cut, cuts = cuts_of(lengths, heads, runs, ALIKE), cutting(lengths, heads, runs, ALIKE)
-    found = {}
-    for number, (chain, chunk) in list(enumerate(cut))[:-1:2]:
-        if chunk > 0:
-            last, stop = cut[number + 1]
-            behind = stop if last == chain else counts[chain]
-            found[number] = chunk, cuts.moved(counts[chain], number, chunk), behind
-    return found
-
-
-@pytest.mark.parametrize("runs", [132, 264, 528])
-def test_an_exact_segment_begins_later_and_within_its_pairs_first_piece(runs: int) -> None:
-    found = [x for shape in CUT_SHAPES.values() for x in moved_cuts(*shape, runs).values()]
-    assert all(chunk <= moved < behind for chunk, moved, behind in found)
-    assert any(chunk < moved for chunk, moved, _ in found)
-
-
-def test_a_chains_first_pair_is_half_as_long_again_as_the_exact_segments_behind_it() -> None:
-    assert list(moved_cuts((8192,), 16, 132).values())[:3] == [
-        (128, 170, 192),
-        (256, 284, 320),
-        (384, 398, 448),
-    ]
-    # Eleven pieces: a chain of six pairs, the last of which has the next one's first piece.
-    found = moved_cuts((4096,), 12, 132)
-    assert [moved for _, moved, _ in found.values()][:10] == [
-        *(63, 106, 148, 191, 234),
-        *(33, 77, 122, 166, 211),
-    ]
-
-
-def test_cuts_along_the_line_stay_where_they_are() -> None:
-    cut, cuts = cuts_of((2048,) * 4, 12, 132), cutting((2048,) * 4, 12, 132)
-    inside = [(number, chunk) for number, (_, chunk) in enumerate(cut) if chunk > 0]
-    assert len(inside) > 66
-    assert all(cuts.moved(128, number, chunk) == chunk for number, chunk in inside)
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -612,29 +569,6 @@ def test_the_emulation_cuts_like_the_kernel(regime: str, monkeypatch: pytest.Mon
     _, inputs = inputs_of(lengths, regime, heads)
     got = run_fused("middle", 3, inputs, 4, how=SHORTER)
     monkeypatch.setattr(emulate_fused, "SMS", 4)
-    want = FAMILY.emulate(FusedSchedule("middle", 3, 1).schedule(), inputs)
-    for name, x in want.items():
-        error = (got[name].float() - x.float()).norm()
-        assert error <= 1e-3 * x.float().norm()
-
-
-@pytest.mark.parametrize("open_at", [(15,), (10, 15), (10,), (15, 20), ()])
-def test_a_pairs_cut_moves_only_where_its_segment_is_exact(
-    open_at: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("cutlass")
-    from fused_compile import run_fused
-
-    lengths, runs = (480,), 6
-    cuts = [chunk for _, chunk in cuts_of(lengths, 1, runs)[1:-1]]
-    assert cuts == [5, 10, 15, 20, 25]
-    _, inputs = inputs_of(lengths, "slow")
-    for chunk in open_at:  # what is in front of such a cut forgets all
-        inputs["g"][(chunk - 2) * BT : chunk * BT] = -2.0
-    warm = [emulate_fused.warm_ups(inputs, 0, 0, chunk) for chunk in cuts]
-    assert [x >= 0 for x in warm] == [chunk in open_at for chunk in cuts]
-    got = run_fused("middle", 3, inputs, runs)
-    monkeypatch.setattr(emulate_fused, "SMS", runs)
     want = FAMILY.emulate(FusedSchedule("middle", 3, 1).schedule(), inputs)
     for name, x in want.items():
         error = (got[name].float() - x.float()).norm()

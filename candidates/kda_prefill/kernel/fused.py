@@ -488,14 +488,10 @@ class Fused(Guard, Build, Scanning):
             asked = [(x.row0, x.h, x.chunk, x.chunk > 0) for x in (a, b, c)]
             left, inner, right = self.guards(K, G, B, at, asked, H, warp_id, lane)
         exact, merged = left < 0, inner < 0
-        if exact:
-            a = self.moved(cuts, own, a)
-        if right < 0:
-            c = self.moved(cuts, own + 2, c)
         one = a.chain == b.chain
         # Its own run: without a piece that begins an exact segment or that both take.
         skip, warm, tail = I32(0), max(left, 0), I32(NOWHERE)
-        end_chunk = op.select(rank > 0, c.chunk, b.chunk)
+        end_chunk = end.chunk
         if rank == 0:
             if exact:
                 skip = I32(1)
@@ -527,8 +523,7 @@ class Fused(Guard, Build, Scanning):
         choice = I32(NOTHING)
         if pieces > 0:
             choice = I32(AS_GUESSED)
-            shifted = begin.chain == end.chain and end_chunk != end.chunk
-            if skip > 0 or warm != min(begin.chunk, SHORT) or shifted:
+            if skip > 0 or warm != min(begin.chunk, SHORT):
                 choice = I32(AGAIN)
         n, h, row0, row1, start = begin.n, begin.h, begin.row0, begin.row1, begin.chunk - warm
         if skip > 0:
@@ -600,11 +595,6 @@ class Fused(Guard, Build, Scanning):
                                    I32(0), target_c, behind),
                     )  # fmt: skip
         return choice
-
-    def moved(self, cuts, number, cut):
-        """A cut in front of a pair where an exact segment begins."""
-        chunks = over(cut.row1 - cut.row0 + BT - 1, BT)
-        return cut._replace(chunk=cuts.moved(chunks, number, cut.chunk, Staged))
 
     @cute.jit
     def scan_job(

@@ -33,7 +33,6 @@ __all__ = [
     "FusedPlan",
     "Numbers",
     "cuts_of",
-    "cutting",
     "first_job",
     "runs_of",
 ]
@@ -348,39 +347,14 @@ class Cuts(NamedTuple):
     def piece(self, chunks: Any, number: Any, by: Any = Numbers) -> Any:
         """First chunk of piece ``number`` of a chain of so many; as many as there are for one that
         does not exist."""
-        parts = self.parts(chunks, by)
+        parts = by.high(by.low(self.pieces, by.over(chunks, 2)), 1)
         return by.over(chunks * by.low(number, parts), parts)
-
-    def parts(self, chunks: Any, by: Any = Numbers) -> Any:
-        """Pieces of a chain of so many chunks that is cut as all are."""
-        return by.high(by.low(self.pieces, by.over(chunks, 2)), 1)
-
-    def moved(self, chunks: Any, number: Any, chunk: Any, by: Any = Numbers) -> Any:
-        """Where cut ``number``, in front of a pair, is if an exact segment begins there.
-
-        What a pair begins freely it scans half as fast again as an exact segment, each CTA half of
-        the value rows.  So the chain's first pair, which always does, takes the more: of two pieces
-        as much as makes it last as long as the others, if it has two, and else half of that.  Each
-        pair behind it begins where all are equally long.  Less than a piece, so that a pair's
-        first one does not vanish; runs of the line are left as they are.
-        """
-        parts = self.parts(chunks, by)
-        _, piece = self.alike(number, by)
-        shares = by.pick(piece % 2 == 0, parts + 1, 2 * parts + 1)
-        most = by.over(chunks, parts) - 1
-        return chunk + by.pick(self.line > 0, 0, by.low(by.over(chunks - chunk, shares), most))
 
 
 def runs_of(waves: int, sms: int) -> int:
     """Runs that the chunks of all sequences and heads are cut into: ``waves`` for each SM, an even
     number."""
     return -(-waves * sms // 2) * 2
-
-
-def cutting(lengths: Sequence[int], heads: int, runs: int, how: int = SHORTER) -> Cuts:
-    """What the kernel decides for sequences of such lengths."""
-    longest = -(-max(lengths, default=0) // BT)
-    return Cuts.of(len(lengths), heads, 0, sum(lengths), longest, runs, how)
 
 
 def cuts_of(
@@ -390,7 +364,7 @@ def cuts_of(
     begins = list(itertools.accumulate(lengths, initial=0))
     counts = [-(-length // BT) for length in lengths]
     N = len(lengths)
-    cuts = cutting(lengths, heads, runs, how)
+    cuts = Cuts.of(N, heads, 0, begins[-1], max(counts, default=0), runs, how)
     found = []
     for number in range(runs + 1):
         chain, chunk = N * heads, 0
