@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from kept import Kept, compile_kept
 from operand_places import along_channels, channels_as_columns, swizzled
-from ptx_interpreter import Cta, Memory, Part, Program, run_cluster
+from ptx_interpreter import Cta, Memory, Part, parsed, run_cluster
 
 from candidates._delta_rule.kernel.image import ImageLayout
 from candidates._delta_rule.kernel.options import PLAIN, Options
@@ -96,7 +96,7 @@ def run_fused(
     plan = FusedPlan(frame, builders, scales=options.l2norm)
     state = inputs["initial_state"]
     ptx = compiled_fused(frame, builders, state is not None, options).ptx
-    fused, fixup = (Program(ptx, f"kda_{name}") for name in ("fused", "fixup"))
+    fused, fixup = (parsed(ptx, f"kda_{name}") for name in ("fused", "fixup"))
     T, H = inputs["v"].shape[-3:-1]
     equal = options.offsets == "equal"
     if equal:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from kept import compile_kept
 from operand_places import along_channels, channels_as_columns, swizzled
-from ptx_interpreter import Cta, Memory, Part, Program
+from ptx_interpreter import Cta, Memory, Part, parsed
 
 import operations
 from candidates._delta_rule.kernel.image import HEAD, ImageLayout
@@ -157,7 +157,7 @@ class Call:
         stage: int | None = None,
         parts: dict[int, Part] | None = None,
     ) -> None:
-        program = Program(self.ptx, name)
+        program = parsed(self.ptx, name)
         size = next(bytes_ for kernel, bytes_ in self.smem.items() if kernel.startswith(name))
         for y in range(grid[1]):
             for x in range(grid[0]):

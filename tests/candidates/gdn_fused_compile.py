@@ -14,7 +14,7 @@ import torch
 from fused_compile import FIXUP_PARTS, input_of
 from kept import Kept, compile_kept
 from operand_places import along_channels, channels_as_columns, swizzled
-from ptx_interpreter import Cta, Memory, Part, Program
+from ptx_interpreter import Cta, Memory, Part, parsed
 
 from candidates._delta_rule.kernel.options import PLAIN, Options
 from candidates._delta_rule.kernel.pieces import Scratch
@@ -113,13 +113,13 @@ def run_fused(
         count = (count + 1) // 2 * 2
     rng = None if order is None else random.Random(order)
     plan = replace(plan, l2norm=options.l2norm)
-    program, size = Program(ptx, "gdn_fused"), plan.smem_bytes
+    program, size = parsed(ptx, "gdn_fused"), plan.smem_bytes
     for index in range(count):
         Cta(program, memory, parameters, index, count, size, size, _parts(plan), rng).run()
     if cut:
         from candidates._delta_rule.kernel.fixup import SMEM_BYTES
 
-        fixup, size = Program(ptx, "gdn_fixup"), SMEM_BYTES
+        fixup, size = parsed(ptx, "gdn_fixup"), SMEM_BYTES
         for index in range(count):
             Cta(fixup, memory, fixing, index, count, size, size, FIXUP_PARTS, rng).run()
     if flags is not None:

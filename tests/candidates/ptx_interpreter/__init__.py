@@ -14,7 +14,7 @@ instructions: ``memory``, ``copies``, ``barriers``, ``matrices``, ``lanes`` and 
 """
 
 from ptx_interpreter.cta import Cta, Deadlock, run_cluster
-from ptx_interpreter.program import Program
+from ptx_interpreter.program import Program, parsed
 from ptx_interpreter.state import Memory, Part
 
-__all__ = ["Cta", "Deadlock", "Memory", "Part", "Program", "run_cluster"]
+__all__ = ["Cta", "Deadlock", "Memory", "Part", "Program", "parsed", "run_cluster"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
-__all__ = ["Instruction", "Program"]
+__all__ = ["Instruction", "Program", "parsed"]
 
 _WAIT = re.compile(
     r"\{ \.reg \.pred p; LAB_WAIT: mbarrier\.try_wait\.parity\.shared::cta"
@@ -56,6 +57,12 @@ class Program:
                 bare = statement.strip()
                 if bare and bare not in "{}" and not bare.startswith((".reg", ".pragma")):
                     self.instructions.append(_parse(bare))
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(text: str, entry: str = "") -> Program:
+    """A :class:`Program`, which nobody changes; most kernels are run many times."""
+    return Program(text, entry)
 
 
 def _parse(text: str) -> Instruction:
