@@ -309,10 +309,11 @@ def _write(
     *,
     aot: bool = False,
 ) -> int:
-    from factory.export.folder import write
+    from factory.export.folder import refuse_unwritable, write
     from factory.export.render import render
 
     selection = _select(what, stores)
+    refuse_unwritable(to)
     compiled = _compiled(selection) if aot else {}
     found, bound = _rendered(selection, stores, compiled)
     write(found, to)

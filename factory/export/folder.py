@@ -13,7 +13,7 @@ from typing import Any, Literal
 from factory.errors import UserError
 from factory.export.render import FORMAT, MANIFEST, VERSION, export_hash, sha256
 
-__all__ = ["Checked", "check", "read_manifest", "write"]
+__all__ = ["Checked", "check", "read_manifest", "refuse_unwritable", "write"]
 
 _LEAVINGS = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 """Folders that tools leave behind; neither exported nor anybody's work."""
@@ -70,10 +70,7 @@ def write(found: Mapping[str, bytes], folder: Path, *, beside: Sequence[str] = (
         If the folder holds anything but an unaltered export, or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
-    try:
-        _refuse_foreign(folder, beside)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+    refuse_unwritable(folder, beside=beside)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     older = folder.with_name(f".{folder.name}.{os.getpid()}.older")
     try:
@@ -95,6 +92,23 @@ def write(found: Mapping[str, bytes], folder: Path, *, beside: Sequence[str] = (
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(older, ignore_errors=True)
+
+
+def refuse_unwritable(folder: Path, *, beside: Sequence[str] = ()) -> None:
+    """Refuse what :func:`write` would, before its files are made: compiling takes minutes.
+
+    Raises
+    ------
+    UserError
+        As :func:`write` does; a disk may still be full then.
+    """
+    folder = Path(os.path.abspath(folder))
+    try:
+        _refuse_foreign(folder, beside)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+    if not os.access(folder.parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder}: {folder.parent} is not writable")
 
 
 def _refuse_foreign(folder: Path, beside: Sequence[str]) -> None:

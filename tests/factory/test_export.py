@@ -467,6 +467,28 @@ def test_refused_in_one_line(factory, argv, code, said):
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("no/such/place", "does not exist; make it"),
+        ("factory.db", "is no folder"),
+        (".", "holds files that no export wrote"),
+        ("locked/kda", "locked is not writable"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_kernels_are_compiled(
+    factory, tmp_path, monkeypatch, to, said
+):
+    (tmp_path / "locked").mkdir()
+    access = os.access  # whoever runs this may be root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda p, how: "locked" not in str(p) and access(p, how))
+    monkeypatch.setattr("factory.export.aot.compile_library", lambda *_: pytest.fail("compiled"))
+    code, out, err = factory("export", "kda_prefill", "--aot", "--to", to)
+    assert code == 2
+    assert said in one_line(err)
+    assert out == ""
+
+
 def test_check_tells_altered_from_superseded_from_fine(factory, tmp_path):
     factory("export", "kda_prefill", "--to", "kda")
     code, out, _ = factory("export", "kda_prefill", "--check", "kda")
