@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import struct
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import Kept, compile_kept
+from kept import Kept, compile_kept, once
 from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, parsed, run_cluster
 
@@ -23,7 +22,7 @@ from candidates.kda_prefill.kernel.fused_plan import ALIKE, BT, NEVER, Cuts, Fus
 LAYOUT = ImageLayout(BT)
 
 
-@functools.cache
+@once
 def compiled_fused(
     frame: str,
     builders: int,

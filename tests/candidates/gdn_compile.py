@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import re
 import struct
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import compile_kept
+from kept import compile_kept, once
 from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, parsed
 
@@ -33,7 +32,7 @@ _WAIT = re.compile(
 """How the DSL's pipelines wait; the interpreter's own word for it is ``wait``."""
 
 
-@functools.cache
+@once
 def compiled_call(config: Config, with_state: bool, options: Options = PLAIN) -> Any:
     """PTX and dynamic shared memory by kernel, in launch order, of one configuration."""
     require_dsl()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import struct
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fused_compile import FIXUP_PARTS, input_of
-from kept import Kept, compile_kept
+from kept import Kept, compile_kept, once
 from operand_places import along_channels, channels_as_columns, swizzled
 from ptx_interpreter import Cta, Memory, Part, parsed
 
@@ -22,7 +21,7 @@ from candidates._delta_rule.kernel.toolchain import require_dsl
 from candidates.gdn_prefill.kernel.fused_plan import HEAD, FusedPlan
 
 
-@functools.cache
+@once
 def compiled_fused(plan: FusedPlan, with_state: bool, options: Options = PLAIN) -> Kept:
     """One variant and, if it cuts, its fix-up."""
     require_dsl()

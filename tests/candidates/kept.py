@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import io
 import tempfile
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 from candidates._delta_rule.kernel.resources import (
@@ -14,6 +17,8 @@ from candidates._delta_rule.kernel.resources import (
     dynamic_smem,
     kernel_resources,
 )
+
+T = TypeVar("T")
 
 
 class Kept(NamedTuple):
@@ -33,6 +38,19 @@ class Kept(NamedTuple):
     def kernels(self) -> tuple[KernelResources, ...]:
         """Resources of each kernel."""
         return kernel_resources(Cubin(self.cubin), self.smem)[0]
+
+
+def once(function: Callable[..., T]) -> Callable[..., T]:
+    """As ``functools.cache``, but a default counts as the same when it is left out."""
+    signature, cached = inspect.signature(function), functools.cache(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **how: Any) -> T:
+        bound = signature.bind(*args, **how)
+        bound.apply_defaults()
+        return cached(*bound.args, **bound.kwargs)
+
+    return wrapper
 
 
 def compile_kept(job: Any, arguments: tuple[Any, ...]) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kept import Kept, compile_kept
+from kept import Kept, compile_kept, once
 
 from candidates._delta_rule.kernel.toolchain import require_dsl
 
@@ -21,7 +21,7 @@ PAIRS: list[Variant] = [
 ]
 
 
-@functools.cache
+@once
 def compiled_prep(variant: Variant, unroll: int = 1) -> tuple[Any, Kept]:
     """One variant, and what the compiler made of it."""
     require_dsl()
