@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,12 +48,16 @@ def counted(call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, lis
         elif event == "c_call" and arg.__name__.startswith(("empty", "new_", "zeros", "arange")):
             allocations.append(arg.__name__)
 
-    before = sys.getprofile()
+    # A collection that happens to be due calls what others registered with it.
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(note)
     try:
         call(**given)
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     watched = {
         name: x.as_subclass(_Watched) if isinstance(x, torch.Tensor) else x
         for name, x in given.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -106,3 +107,24 @@ def test_a_new_length_of_a_known_kind_is_not_checked_and_its_function_is_at_hand
         for T in (37, 36, 35, 34):
             prefill(**{n: t[:T] if n in ("q", "k", "v", "g", "beta") else t for n, t in x.items()})
     assert len(asked) == 1
+
+
+def test_a_collection_is_not_counted_as_part_of_a_call() -> None:
+    def when_collected(phase: str, info: dict[str, int]) -> None:
+        collected.append(phase)
+
+    def call() -> list[list[int]]:
+        return [[i] for i in range(100)]
+
+    collected: list[str] = []
+    often = gc.get_threshold()
+    gc.callbacks.append(when_collected)
+    gc.set_threshold(5)
+    try:
+        frames = counted(call, {})["frames"]
+        call()
+    finally:
+        gc.set_threshold(*often)
+        gc.callbacks.remove(when_collected)
+    assert collected, "so a call does make one due"
+    assert "when_collected" not in frames
