@@ -195,9 +195,9 @@ def _prepare(x: _Chunks, middle: bool) -> _Images:
         k_columns = torch.where(steep, bf16(x.k * exp(to_end)), k_columns)
     lower = torch.ones(BT, BT).tril().bool()
     akk, aqk = akk.masked_fill(~lower.tril(-1), 0.0), aqk.masked_fill(~lower, 0.0)
-    inverse = triangular_inverse(x.beta.unsqueeze(-1) * akk, _INVERSE)
-    write = bf16(inverse * x.beta.unsqueeze(-2))
-    w, u = write @ k_rows, bf16(write @ x.v)
+    strengths = x.beta.unsqueeze(-1)
+    inverse = bf16(triangular_inverse(akk * x.beta.unsqueeze(-2), _INVERSE))
+    w, u = strengths * (inverse @ k_rows), bf16(strengths * (inverse @ x.v))
     if middle:
         return _Images(bf16(w), u, q_rows, k_columns, aqk)
     head, tail = exp(x.head).unsqueeze(2), exp(x.tail).unsqueeze(2)

@@ -244,40 +244,45 @@ class Fused(Guard, Build, Scanning):
                 if own == AGAIN:
                     self.begin_anew(at, warp_id, lane)
             more = self.take_run(at, number, own, lane)
-            while more > 0:  # first, so that its code follows
-                self.scan_job(number, *rest, False)
-                more = self.next_piece(CU, at, number, N, T, lane)
+            share, done = I32(0), I32(0)
+            while more + jobs > done:  # the pieces of its own run, then what the pair does together
+                job = I32(number)
+                if more == 0:
+                    self.begin_again(at, warp_id, lane, done)
+                    job, share, done = done, I32(1), done + 1
+                self.scan_job(job, *rest, share)
+                if share == 0:
+                    more = self.next_piece(CU, at, number, N, T, lane)
             if jobs > 0:
-                for j in cutlass.range(jobs, unroll=1):
-                    self.begin_again(at, warp_id, lane)
-                    self.scan_job(j, *rest, True)
-                ops.sync_cluster()  # nobody leaves while its shared memory may be written
+                self.meet_pair()  # nobody leaves while its shared memory may be written
         else:
             cute.arch.setmaxregister_decrease(plan.build_registers)
             if warp_id == SCAN_WARPS:
-                if lane == 0:
-                    self.begin_ring(at)
-            more = I32(0)
+                self.begin_ring(at, lane, SCAN_WARPS)
+            more, jobs = I32(0), I32(0)
             if cutlass.const_expr(self.guesses):
                 more = self.guess(at, number, begin, end, lane)
             ops.sync_builders(128 * plan.builders)
             inputs = (Q, K, V, G, B, scale, at, H, cta % 2, warp_id, lane)
             if more == 0:
                 more = self.take_run(at, number, self.await_choice(at) % OWN, lane)
-            while more > 0:
-                self.build(*inputs, number, False)
-                if cutlass.const_expr(self.guesses):
-                    more = self.after_guess(at, number, warp_id, lane)
-                if more > 0:
-                    more = self.next_piece(CU, at, number, N, T, lane)
-                elif more < 0:
-                    more = I32(1)
-            jobs = over(self.choice(at), OWN)
+                jobs = over(self.choice(at), OWN)
+            share, done = I32(0), I32(0)
+            while more + jobs > done:
+                job = I32(number)
+                if more == 0:
+                    job, share, done = done, I32(1), done + 1
+                self.build(*inputs, job, share)
+                if share == 0:
+                    if cutlass.const_expr(self.guesses):
+                        more = self.after_guess(at, number, warp_id, lane)
+                    if more > 0:
+                        more = self.next_piece(CU, at, number, N, T, lane)
+                    elif more < 0:
+                        more = I32(1)
+                    jobs = over(self.choice(at), OWN)
             if jobs > 0:
-                for j in cutlass.range(jobs, unroll=1):
-                    self.begin_again(at, warp_id, lane)
-                    self.build(*inputs, j, True)
-                ops.sync_cluster()
+                self.meet_pair()
 
     @cute.jit
     def two_cuts(self, CU, number, cuts, N, T, H):
@@ -426,6 +431,7 @@ class Fused(Guard, Build, Scanning):
     @cute.jit
     def follow(self, CU, n, h, row1, N, T):
         """The chain behind one: its sequence, head and rows."""
+        T = ops.opaque(T)  # not worth a register through a piece
         n, row0 = n + 1, row1
         if n == N:
             n, h = I32(0), h + 1
@@ -593,16 +599,16 @@ class Fused(Guard, Build, Scanning):
     @cute.jit
     def scan_job(
         self, number, S0, O, S, X, scale, base, runs, tidx, warp_id, lane, mma_t, mma_w, mma_s,
-        share: cutlass.Constexpr,
+        share,
     ):  # fmt: skip
         """A scanning warpgroup's part of a job."""
         at = base.toint()
         job = self.get_job(at, number)
         busy = I32(1)
-        if cutlass.const_expr(share):
+        if share > 0:
             busy = cute.arch.make_warp_uniform((job[7] >> warp_id // 4) & 1)
         if busy == 0:
-            self.pass_on(at, job[5], lane, share)
+            self.pass_on(at, job[5], lane)
         else:
             self.scan(
                 S0, O, S, X, scale, base, number, runs, tidx, warp_id, mma_t, mma_w, mma_s, share

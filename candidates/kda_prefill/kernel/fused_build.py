@@ -30,7 +30,7 @@ __all__ = ["Build"]
 F32, I32, I64 = op.F32, op.I32, op.I64
 
 SECOND_X = 2048 - 4 * BT * LOWER_PITCH
-"""Bytes in front of X diag(beta), behind L, where that for U lies if keys are normalised here."""
+"""Bytes in front of X, behind L, where that for U lies if keys are normalised here."""
 
 
 class Builder(NamedTuple):
@@ -49,6 +49,8 @@ class Builder(NamedTuple):
         The first of the two channels that the thread sums, and of those that it scales.
     rank, turn
         Which CTA of the pair; from one of the group's chunks to the next.
+    share
+        Whether each chunk is made for both CTAs of the pair, which build in turns.
     """
 
     h: Any
@@ -70,20 +72,23 @@ class Builder(NamedTuple):
     first_channel: Any
     rank: Any
     turn: Any
+    share: Any
 
 
 class Build(Steep):
     """The part of the fused kernel that makes W, U, Q, K, Aqk and the decay of chunks."""
 
     plan: FusedPlan
-    await_choice: Any  # of Exact, as the next
+    await_choice: Any  # of Exact, as the others
+    begin_again: Any
     get_job: Any
 
     @cute.jit
-    def build(
-        self, Q, K, V, G, B, scale, at, H, rank, warp_id, lane, number, share: cutlass.Constexpr
-    ):  # fmt: skip
+    def build(self, Q, K, V, G, B, scale, at, H, rank, warp_id, lane, number, share):
         """One of the building warpgroups: its turns among the chunks of a job.
+
+        ``share`` is 1 for a job of the pair.  One code for both, because what a CTA comes to late
+        is fetched from device memory, instruction by instruction.
 
         A CTA alone goes on in the ring where its last piece ended, and so do the groups; in a pair
         each builds of every second chunk.  Chunk ``count`` is virtual: it only carries the last
@@ -93,8 +98,7 @@ class Build(Steep):
         group builds its first chunk, and then asks.
         """
         _, h, row0, end, start, count, _, _, guessed, _, _, place = self.get_job(at, number)
-        if cutlass.const_expr(not share):
-            lane = own_lane(lane)
+        lane = own_lane(lane)
         row = row0 + start * BT
         groups = self.plan.groups
         w = warp_id % 4
@@ -112,9 +116,12 @@ class Build(Steep):
         first = (I64(row) * H + h) * HEAD
         if cutlass.const_expr(not self.plain_rows):
             first, pitch = self.origin(K, G, row, h)
-        turn = groups  # from one of its chunks to the next
-        if cutlass.const_expr(share):
-            turn, c0, place = 2 * groups, group * 2 + rank, I32(0)  # and the first
+        turn, c0 = (
+            I32(groups),
+            I32(group * 2 + rank),
+        )  # from one of its chunks to the next; the first
+        if share > 0:
+            turn, place, guessed = I32(2 * groups), I32(0), I32(0)
         else:
             c0 = group - place % groups
             if c0 < 0:
@@ -132,19 +139,19 @@ class Build(Steep):
         if c0 < count and tokens == 1:
             self.fetch_values(V, c0, rows, first, sv, half, lane, pitch, cursor)
         cute.arch.cp_async_commit_group()
+        if share > 0:  # with inputs on their way
+            self.begin_again(at, warp_id, lane, number)
         b = Builder(
             h, row, end, first, pitch, count, own, full, empty, sums, group, w, tokens, half, lane,
-            channel, first_channel, rank, turn,
+            channel, first_channel, rank, turn, share,
         )  # fmt: skip
         # Chunk, stage, and how often the ring went round, mod 2.
         c, s = c0, (place + c0) % self.plan.stages
         parity = (place + c0) // self.plan.stages % 2
         stop = count
-        if cutlass.const_expr(share or not self.guesses):
+        if cutlass.const_expr(not self.guesses):
             while c < stop:
-                c, s, parity, cursor = self.chunk(
-                    Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
-                )
+                c, s, parity, cursor = self.chunk(Q, K, V, G, B, scale, at, b, c, s, parity, cursor)
         else:
             more, asks = I32(1), I32(0)
             if guessed > 0:
@@ -152,7 +159,7 @@ class Build(Steep):
             while more > 0:  # once, or twice: the loop inside is to know nothing of it
                 while c < stop:
                     c, s, parity, cursor = self.chunk(
-                        Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share
+                        Q, K, V, G, B, scale, at, b, c, s, parity, cursor
                     )
                 more = asks
                 if asks > 0:
@@ -164,17 +171,14 @@ class Build(Steep):
             if cutlass.const_expr(not self.plan.boundary):
                 if tokens == 0:
                     self.put_decay(at, b, c, s, parity, [F32(0.0), F32(0.0)])
-                elif cutlass.const_expr(not share):
-                    if lane == 0:  # nobody asks, but each turn of the ring counts
-                        ops.bar_arrive(b.sums + 8 * s)
-            self.publish(at, b, s, share)
-            if cutlass.const_expr(share):
+                elif share == 0 and lane == 0:  # nobody asks, but each turn of the ring counts
+                    ops.bar_arrive(b.sums + 8 * s)
+            self.publish(b, s)
+            if share > 0:
                 self.send_chunk(at, b, s)
 
     @cute.jit
-    def chunk(
-        self, Q, K, V, G, B, scale, at, b, c, s, parity, cursor, share: cutlass.Constexpr
-    ):  # fmt: skip
+    def chunk(self, Q, K, V, G, B, scale, at, b, c, s, parity, cursor):
         """Chunk ``c`` into stage ``s``; returns ``c, s, parity, cursor`` of the builder's next."""
         plan = self.plan
         tokens, half, w, lane = b.tokens, b.half, b.w, b.lane
@@ -208,13 +212,13 @@ class Build(Steep):
         if steep > 0:
             self.steep_chunk(
                 G, sg, sk, sq, sp, st, stage, s, b.sums, at, b.h, sl, sb, by, number, mine,
-                b.channel, tokens, half, w, lane, b.rank, share,
+                b.channel, tokens, half, w, lane, b.rank, b.share,
             )  # fmt: skip
             mine = [F32(0.0), F32(0.0)]  # its state is held at its start
         else:
             if cutlass.const_expr(not plan.boundary):
                 if tokens == 1:
-                    self.tell_sums(at, s, b.sums, half, lane, b.rank, share)
+                    self.tell_sums(at, s, b.sums, half, lane, b.rank, b.share)
             if cutlass.const_expr(not self.plain_rows):
                 tile = self.score_tile(stage, sp, w, lane)
                 self.keep_scores(tile, stage, sl, sb, by, w, lane)
@@ -241,6 +245,7 @@ class Build(Steep):
         if cutlass.const_expr(not plan.boundary):
             if tokens == 0:
                 self.put_decay(at, b, c, s, parity, mine)
+        by = self.write_strengths(sb, w, lane)  # before the next chunk's may replace them
         cute.arch.cp_async_wait_group(1)  # the values
         ops.sync_group(number)
         if cutlass.const_expr(
@@ -249,17 +254,17 @@ class Build(Steep):
             if w == 0:
                 self.put_strengths(sb, beta, lane)
         if cutlass.const_expr(plan.boundary):
-            self.apply_boundary(stage, sx, sv, st, steep, w, lane)
+            self.apply_boundary(stage, sx, sv, st, steep, by, w, lane)
         else:
-            self.apply_middle(stage, sx, sv, w, lane)
-        self.publish(at, b, s, share)
+            self.apply_middle(stage, sx, sv, by, w, lane)
+        self.publish(b, s)
         if cutlass.const_expr(self.plain_rows and not plan.boundary):
             if w == 0:  # who reads the last ones is behind the group's last barrier
                 self.put_strengths(sb, beta, lane)
         if later < b.count and tokens == 1:
             self.fetch_values(V, later, rows, b.first, sv, half, lane, b.pitch, cursor)
         cute.arch.cp_async_commit_group()
-        if cutlass.const_expr(share):
+        if b.share > 0:
             self.send_chunk(at, b, s)
         c = later
         s = s + b.turn
@@ -297,7 +302,7 @@ class Build(Steep):
         )
 
     @cute.jit
-    def publish(self, at, b, s, share: cutlass.Constexpr):
+    def publish(self, b, s):
         """Let the scan have stage ``s``."""
         ops.fence_async()
         ops.sync_warp()
@@ -500,7 +505,7 @@ class Build(Steep):
         return total, steep
 
     @cute.jit
-    def apply_boundary(self, stage, sx, sv, st, steep, w, lane):
+    def apply_boundary(self, stage, sx, sv, st, steep, strengths, w, lane):
         """As :meth:`apply_middle`; W also leaves the middle token's frame, if it is not steep."""
         layout = self.plan.layout
         block = w % 2
@@ -509,7 +514,6 @@ class Build(Steep):
         )
         row = lane % 8 + lane // 8 % 2 * 8
         if w < 2:
-            minus = [x ^ I32(-(2**31) + 2**15) for x in left]  # W is stored negated
             source = stage + block * layout.block_q
             for slab in cutlass.range_constexpr(4):
                 place = source + row * 128 + (((2 * slab + lane // 16) ^ (lane % 8)) << 4)
@@ -521,8 +525,10 @@ class Build(Steep):
                         st + (block * 64 + lane % 4 * 2) * 4, (slab * 16 + i * 8) * 4
                     )
                     by = [op.select(steep > 0, F32(1.0), x) for x in by]
-                    acc = op.mma(op.zeros(), minus, right[2 * i : 2 * i + 2])
-                    out += [op.pack(acc[2 * r] * by[0], acc[2 * r + 1] * by[1]) for r in range(2)]
+                    acc = op.mma(op.zeros(), left, right[2 * i : 2 * i + 2])
+                    for r in cutlass.range_constexpr(2):
+                        own = [strengths[r] * x for x in by]
+                        out.append(op.pack(acc[2 * r] * own[0], acc[2 * r + 1] * own[1]))
                 op.stmatrix(place, out)
         else:
             for slab in cutlass.range_constexpr(4):
@@ -531,8 +537,7 @@ class Build(Steep):
                 ops.sync_warp()
                 out = []
                 for i in cutlass.range_constexpr(2):
-                    acc = op.mma(op.zeros(), left, right[2 * i : 2 * i + 2])
-                    out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
+                    out += times(op.mma(op.zeros(), left, right[2 * i : 2 * i + 2]), strengths)
                 op.stmatrix(stage + place, out, layout.common)
 
     def vote(self, number, total):
@@ -585,52 +590,50 @@ class Build(Steep):
                 piece = (col // 8) ^ (r // 4 % 2)
                 op.store32(stage + r * 32 + piece * 16 + col % 8 * 2, op.pack(x, y), layout.off_a)
             else:
-                beta = by[i] if self.options.l2norm else op.load_f32(sb + r * 4)
-                x = op.select(col < r, x * beta, F32(0.0))
-                y = op.select(col + 1 < r, y * beta, F32(0.0))
+                beta = by if self.options.l2norm else op.load_f32x2(sb + col * 4)
+                x = op.select(col < r, x * beta[0], F32(0.0))
+                y = op.select(col + 1 < r, y * beta[1], F32(0.0))
                 op.store_f32x2(sl + (r * LOWER_PITCH + col) * 4, x, y)
 
     @cute.jit
-    def apply_middle(self, stage, sx, sv, w, lane):
-        """W over kR (warps 0, 1) and U (warps 2, 3), each warp 64 columns."""
+    def apply_middle(self, stage, sx, sv, strengths, w, lane):
+        """W over kR (warps 0, 1) and U (warps 2, 3), each warp 64 columns.
+
+        ``strengths`` comes from :meth:`.fused_load.Load.write_strengths`.
+        """
         layout = self.plan.layout
         is_u, block = w // 2, w % 2
         source = op.select(is_u > 0, sv + block * 2048, stage + block * layout.block_q)
         target = op.select(is_u > 0, stage + (layout.common + block * 2048), source)
-        sign = op.select(is_u > 0, I32(0), I32(-(2**31) + 2**15))  # W is stored negated
         left = op.ldmatrix(
             self.factor(sx, w) + lane % 16 * 32 + ((lane // 16) ^ (lane % 16 // 4 % 2)) * 16
         )
-        left = [x ^ sign for x in left]
         place = lane % 16 * 128 + (((lane // 16) ^ (lane % 8)) << 4)
         slabs = [op.ldmatrix(source + (place ^ (s << 5)), transpose=True) for s in range(4)]
         ops.sync_warp()  # W replaces its source
         for slab in cutlass.range_constexpr(4):
             right, out = slabs[slab], []
             for i in cutlass.range_constexpr(2):
-                acc = op.mma(op.zeros(), left, right[2 * i : 2 * i + 2])
-                out += [op.pack(acc[2 * r], acc[2 * r + 1]) for r in range(2)]
+                out += times(op.mma(op.zeros(), left, right[2 * i : 2 * i + 2]), strengths)
             op.stmatrix(target + (place ^ (slab << 5)), out)
 
     def factor(self, sx, w):
-        """Where X diag(beta) lies that a warp multiplies by: keys not normalised, U has its own."""
+        """Where X lies that a warp multiplies by: if keys are normalised here, U has its own."""
         if not self.options.l2norm:
             return sx
         return op.select(w > 1, sx - SECOND_X, sx)
 
-    def factors(self, sb, col):
-        """What a column of X is multiplied by, and how far before X diag(beta) that is kept.
-
-        With l2norm there are two: for keys, and for values.
-        """
-        beta = op.load_f32(sb + col * 4)
-        if not self.options.l2norm:
-            return [(beta, 0)]
-        rho = ops.rsqrt(self.square(sb, col, 0))
-        return [(beta * (rho * rho), 0), (beta * rho, SECOND_X)]
+    def norms(self, sb, token):
+        """Of one token's key: 1 / |k|, and |k|."""
+        square = self.square(sb, token, 0)
+        rho = ops.rsqrt(square)
+        return rho, square * rho
 
     def invert(self, sl, sx, sb, lane):
-        """X diag(beta) of a chunk, by one warp.
+        """X of a chunk, (I + strictly lower(kR kC^T) diag(beta))^-1, by one warp.
+
+        Its diagonal is 1, also in bf16: beta comes behind the product, in fp32.  With l2norm there
+        are two, as keys are what they came as: W's, and diag(1 / |k|) X diag(|k|) for U.
 
         Two blocks of 8 x 8 by exact forward substitution, a lane a column, twice; the third is
         -X22 L21 X11 with tf32 operands.  Every intermediate is an entry of the answer, so nothing
@@ -672,20 +675,32 @@ class Build(Steep):
             [op.to_tf32(y) for y in right],
         )
         ops.sync_warp()  # with l2norm, the second X replaces the columns
-        own = self.factors(sb, lane & 15)
-        scale, target = own[0][0], sx
+        target = sx
         if self.options.l2norm:
-            scale = op.select(lane < 16, scale, own[1][0])
+            norm = self.norms(sb, lane & 15)[1]
+            for i in range(8):
+                by = norm * self.norms(sb, block * 8 + i)[0]
+                x[i] = x[i] * op.select(lane < 16, F32(1.0), by)
             target = op.select(lane < 16, sx, sx - SECOND_X)
         for i in range(8):
             place = (block * 8 + i) * 32 + (block ^ (i // 4)) * 16 + j * 2
-            op.store_bf16(target + place, x[i] * scale)
+            op.store_bf16(target + place, x[i])
         place = sx + r * 32 + (r >> 2) * 16 + t * 4
-        pairs = zip(self.factors(sb, t * 2), self.factors(sb, t * 2 + 1), strict=True)
-        for (first, back), (second, _) in pairs:
-            there = place - back
-            op.store32(there, op.pack(-out[0] * first, -out[1] * second), 8 * 32)
-            op.store32(there ^ 16, I32(0))  # rows 0 to 7 above the diagonal block
+        self.put_corner(place, [-out[0], -out[1]])
+        if self.options.l2norm:
+            rho = self.norms(sb, 8 + r)[0]
+            by = [rho * self.norms(sb, t * 2 + i)[1] for i in range(2)]
+            self.put_corner(place - SECOND_X, [-out[i] * by[i] for i in range(2)])
+
+    def put_corner(self, place, values):
+        """Two elements of X's block below the diagonal ones, and zeros in that above them."""
+        op.store32(place, op.pack(*values), 8 * 32)
+        op.store32(place ^ 16, I32(0))
+
+
+def times(acc, by):
+    """Two rows of a product, each by its own factor, rounded to bf16."""
+    return [op.pack(acc[2 * r] * by[r], acc[2 * r + 1] * by[r]) for r in range(2)]
 
 
 def own_lane(lane):

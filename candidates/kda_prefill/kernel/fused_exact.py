@@ -65,51 +65,54 @@ class Exact(Segments):
 
     plan: FusedPlan
 
-    @cute.jit
-    def begin_ring(self, at):
-        """Initialise the barriers of a CTA alone; one thread."""
-        stages = self.plan.stages
-        for i, arrivals in enumerate((4, SCAN_WARPS, 2)):  # full, empty, sums
-            for s in cutlass.range_constexpr(stages):
-                ops.bar_init(at + (self.plan.off_bar + 8 * (stages * i + s)), arrivals)
+    def begin_ring(self, at, lane, scans: int, again: bool = False):
+        """Make the barriers of a CTA, a lane each; ``scans`` warps let a stage go.
+
+        Parameters
+        ----------
+        again : bool
+            Whether they were barriers before.
+        """
+        stages, lane = self.plan.stages, ops.opaque(lane)  # not worth a register beyond this
+        arrivals = op.select(lane < 2 * stages, I32(scans), I32(2))  # full, empty, sums
+        arrivals = op.select(lane < stages, I32(4), arrivals)
+        end = "@p mbarrier.inval.shared::cta.b64 [{$r1}];" if again else ""
+        op.ptx(
+            "{ .reg .pred p; setp.lt.u32 p, {$r0}, " + f"{3 * stages}; {end}"
+            " @p mbarrier.init.shared::cta.b64 [{$r1}], {$r2}; }",
+            inputs=[lane, at + (lane * 8 + self.plan.off_bar), arrivals],
+        )
         cute.arch.mbarrier_init_fence()
 
     @cute.jit
-    def begin_pair(self, at, warp_id, lane):
-        """The same for a pair: the scanning warps of both let a stage go.  All threads."""
-        if warp_id == SCAN_WARPS:
-            if lane == 0:
-                for s in cutlass.range_constexpr(self.plan.stages):
-                    place = at + (self.plan.off_bar + 8 * (self.plan.stages + s))
-                    ops.bar_end(place)
-                    ops.bar_init(place, 2 * SCAN_WARPS)
-                cute.arch.mbarrier_init_fence()
-            ops.sync_warp()
-        ops.sync_cluster()
-
-    @cute.jit
-    def renew_ring(self, at, warp_id, lane):
+    def renew_ring(self, at, warp_id, lane, scans: cutlass.Constexpr):
         """Make all barriers anew, by one warp; nobody uses them at the time."""
         if warp_id == SCAN_WARPS:
-            if lane == 0:
-                for i in cutlass.range_constexpr(3 * self.plan.stages):
-                    ops.bar_end(at + (self.plan.off_bar + 8 * i))
-                self.begin_ring(at)
+            self.begin_ring(at, lane, scans, again=True)
             ops.sync_warp()
 
     @cute.jit
     def begin_anew(self, at, warp_id, lane):
         """Throw away what was built; a CTA alone.  All threads."""
         cute.arch.sync_threads()
-        self.renew_ring(at, warp_id, lane)
+        self.renew_ring(at, warp_id, lane, SCAN_WARPS)
         cute.arch.sync_threads()
 
     @cute.jit
-    def begin_again(self, at, warp_id, lane):
-        """Before a pair's jobs: nothing is in flight, then all barriers are new.  All threads."""
-        ops.sync_cluster()
-        self.renew_ring(at, warp_id, lane)
-        self.begin_pair(at, warp_id, lane)
+    def begin_again(self, at, warp_id, lane, job):
+        """Before each job of a pair: nothing is in flight, then all barriers are new, and the
+        scanning warps of both CTAs let a stage go.  All threads."""
+        if job == 0:  # what came before is this CTA's alone
+            cute.arch.sync_threads()
+        else:
+            ops.sync_cluster()
+        self.renew_ring(at, warp_id, lane, 2 * SCAN_WARPS)
+        self.meet_pair()
+
+    def meet_pair(self):
+        """All threads of both CTAs.  Whoever made barriers has fenced them, and nothing else has to
+        be seen: a release would wait for what is on its way to global memory."""
+        op.ptx("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;")
 
     @cute.jit
     def take_run(self, at, number, own, lane):
@@ -125,7 +128,8 @@ class Exact(Segments):
         return there
 
     def put_choice(self, at, choice):
-        """Tell the builders what the CTA does; one thread, before all meet."""
+        """Tell the builders what the CTA does, and leave zeros; one thread, before all meet."""
+        op.store_i32x4(at, [I32(0)] * 4, self.plan.off_zero)
         op.store32(at, choice, self.plan.off_jobs + 4 * (JOB_WORDS - 1))
 
     def await_choice(self, at):

@@ -13,6 +13,7 @@ The plain form is what the builders' own code has; the rest of a call's
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -34,6 +35,7 @@ class Load(Activation):
     """The part of the fused kernel that knows in which form its inputs come."""
 
     plan: FusedPlan
+    once_more: Any  # of Build
 
     # ------------------------------------------------------------------------- addresses
 
@@ -168,19 +170,32 @@ class Load(Activation):
 
     @cute.jit
     def row_factors(self, at, s, sb, scale, w, lane):
-        """What a warp's two rows of scores are multiplied by: k's by beta / |k|^2, q's by
+        """What a warp's scores are multiplied by: k's two columns by beta / |k|^2, q's two rows by
         scale / |q|, which is left for the scan as well.  Without l2norm just the scale."""
         by = scale
         if cutlass.const_expr(self.options.l2norm):
-            by = []
+            by, lane = [], self.once_more(lane)
             for i in cutlass.range_constexpr(2):
-                row = lane // 4 + 8 * i
-                rho = ops.rsqrt(self.square(sb + w // 2 * 8, row, 0))
-                beta = op.load_f32(sb + row * 4)
+                token = op.select(w > 1, lane // 4 + 8 * i, w * 8 + lane % 4 * 2 + i)
+                rho = ops.rsqrt(self.square(sb + w // 2 * 8, token, 0))
+                beta = op.load_f32(sb + token * 4)
                 by.append(rho * op.select(w > 1, scale, rho * beta))
                 if w == 2 and lane % 4 == 0:
-                    op.store_f32(at + s * 64 + row * 4, by[i], self.plan.off_scale)
+                    op.store_f32(at + s * 64 + token * 4, by[i], self.plan.off_scale)
         return by
+
+    def write_strengths(self, sb, w, lane):
+        """What a warp's rows ``lane // 4`` and 8 more of W, which is stored negated, or of U are
+        multiplied by: beta, with l2norm by 1 / |k|^2 or 1 / |k| of it."""
+        out, lane = [], self.once_more(lane)
+        for i in range(2):
+            token = lane // 4 + 8 * i
+            beta = op.load_f32(sb + token * 4)
+            if self.options.l2norm:
+                rho = ops.rsqrt(self.square(sb, token, 0))
+                beta = beta * op.select(w > 1, rho, rho * rho)
+            out.append(op.select(w > 1, beta, -beta))
+        return out
 
     def output_scales(self, at, s, lane):
         """The four that an accumulator of 16 token columns needs: of 2 (lane % 4), and 8 on."""

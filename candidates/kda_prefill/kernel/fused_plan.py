@@ -23,12 +23,12 @@ __all__ = [
     "LINE",
     "LOWER_PITCH",
     "NEVER",
-    "PITCH",
     "RUN",
     "SCAN_WARPS",
     "SECOND",
     "SHORT",
     "SHORTER",
+    "SLAB",
     "Cuts",
     "FusedPlan",
     "Numbers",
@@ -43,8 +43,8 @@ BT = PIECE
 SCAN_WARPS = 8
 """Warps that hold the state, two warpgroups; the first of the CTA."""
 
-PITCH = 24
-"""Elements per row of an output slab: 16 values, padded against bank conflicts."""
+SLAB = BT * HEAD
+"""Bytes of an output slab: a chunk's outputs of 64 value rows, in bf16."""
 
 LOWER_PITCH = 20
 """fp32 elements per row of L, free of bank conflicts as in :mod:`.prep_plan`."""
@@ -151,14 +151,14 @@ class FusedPlan:
 
     @property
     def off_o(self) -> int:
-        """Output slabs, one per scanning warp, behind the ring."""
+        """Output slabs behind the ring: two for each scanning warpgroup, in turns."""
         return self.stages * self.stage
 
     @property
     def off_group(self) -> int:
         """Per builder: g, k, q, v of its next chunk, L, X and beta; in the boundary frame, q and k
         scaled to the middle token; and the two halves' sums, or exponentials of them."""
-        return self.off_o + SCAN_WARPS * PITCH * BT * 2
+        return self.off_o + SCAN_WARPS // 4 * 2 * SLAB
 
     @property
     def size_group(self) -> int:
@@ -177,13 +177,14 @@ class FusedPlan:
 
     @property
     def off_guard(self) -> int:
-        """What the guard knows of three cuts; decays stand where outputs do later."""
-        return self.off_end + self.stages * 4 * HEAD
+        """What the guard knows of three cuts: in the ring's last stage, which no builder takes
+        before that is decided.  Decays stand where outputs do later."""
+        return (self.stages - 1) * self.stage
 
     @property
     def off_jobs(self) -> int:
         """Up to three jobs of a pair, the CTA's own run, and the piece that each warp is at."""
-        return self.off_guard + 3 * GUARD_CUT
+        return self.off_end + self.stages * 4 * HEAD
 
     @property
     def off_bar(self) -> int:
@@ -198,6 +199,11 @@ class FusedPlan:
     @property
     def off_scale(self) -> int:
         """Factors of the outputs of each chunk in the ring, if there are some."""
+        return self.off_zero + 16
+
+    @property
+    def off_zero(self) -> int:
+        """16 bytes of zeros: the values of a map."""
         return self.off_steep + 16 * self.stages
 
     @property

@@ -16,12 +16,16 @@ from candidates._delta_rule.kernel.pieces import Scratch
 from candidates._delta_rule.kernel.step import load_state, narrow, store_state, widen, zero
 from candidates.kda_prefill.kernel.fused_exact import LAST, OWN, Exact
 from candidates.kda_prefill.kernel.fused_load import Load
-from candidates.kda_prefill.kernel.fused_plan import BT, PITCH, FusedPlan
+from candidates.kda_prefill.kernel.fused_plan import BT, SLAB, FusedPlan
 
 __all__ = ["Scanning", "store_state"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 ROW, COL = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
+
+OUTPUTS = 6
+"""Named barrier of the first scanning warpgroup, and one more that of the second.  0 is all
+threads', 1 to 3 are a builder's each, 4 all builders' and 5 all scanning warps'."""
 
 
 class Scanning(Exact, Load):
@@ -29,22 +33,23 @@ class Scanning(Exact, Load):
 
     plan: FusedPlan
 
+    @cute.jit
     def release(self, here, odd, share):
         """Let a chunk go; one lane.  In a pair the CTA that builds this stage wants to know."""
-        if share:
+        if share > 0:
             ops.bar_arrive_in(ops.in_cta(here, odd))
         else:
             ops.bar_arrive(here)
 
     @cute.jit
-    def pass_on(self, at, count, lane, share: cutlass.Constexpr):
-        """A scanning warpgroup whose rows another CTA takes: let every chunk go."""
+    def pass_on(self, at, count, lane):
+        """A scanning warpgroup whose rows the pair's other CTA takes: let every chunk go."""
         full, empty = at + self.plan.off_bar, at + self.plan.off_bar + 8 * self.plan.stages
         s, phase = I32(0), I32(0)
         for _ in cutlass.range(count, unroll=1):
             ops.bar_wait(full + 8 * s, phase)
             if lane == 0:
-                self.release(empty + 8 * s, s & 1, share)
+                self.release(empty + 8 * s, s & 1, I32(1))
             s = s + 1
             if s == self.plan.stages:
                 s = I32(0)
@@ -52,10 +57,10 @@ class Scanning(Exact, Load):
 
     @cute.jit
     def scan(
-        self, S0, O, S, X, scale, base, job, runs, tidx, warp_id, mma_t, mma_w, mma_s,
-        share: cutlass.Constexpr,
+        self, S0, O, S, X, scale, base, job, runs, tidx, warp_id, mma_t, mma_w, mma_s, share
     ):  # fmt: skip
-        """One of the two warpgroups that hold the state, through job number ``job``."""
+        """One of the two warpgroups that hold the state, through job number ``job``; ``share`` is 1
+        for one of the pair."""
         n, h, row0, row1, start, count, warm, _, is_map, _, _, place = self.get_job(
             base.toint(), job
         )
@@ -87,19 +92,23 @@ class Scanning(Exact, Load):
         # A lane names a token of one of four 8 x 8 matrices of U, which stands transposed.
         token, piece = t % 8 + t % 32 // 16 * 8, t // 32 * 2 + t % 16 // 8
         u_at = at + wg * (BT * 128) + token * 128 + ((piece ^ (token % 8)) << 4)
-        # O leaves warp by warp: a lane takes token l % 8 + 8 (l / 16), 8 values at 8 (l / 8 % 2).
-        tok, v = t % 8 + t % 32 // 16 * 8, t % 32 // 8 % 2 * 8
-        slab = at + self.plan.off_o + (warp_id * PITCH * BT + tok * PITCH + v) * 2
+        # O leaves as rows of 128 bytes, of which a lane takes 16: token t / 8, values 8 (t % 8) on.
+        tok, v = t // 8, t % 8
+        slab = at + self.plan.off_o + wg * (2 * SLAB)
+        into = slab + token * 128 + ((piece ^ (token % 8)) << 4)
+        out_of = slab + tok * 128 + ((v ^ (tok % 8)) << 4)
+        u_step = I32(self.plan.stage)
+        if is_map > 0:  # without values
+            u_at, u_step = at + self.plan.off_zero - layout.common, I32(0)
         # In registers, not found anew in each turn of the loop.
-        u_at, slab = ops.opaque(u_at), ops.opaque(slab)
+        u_at, into, out_of = (ops.opaque(x) for x in (u_at, into, out_of))
         pitch = I64(O.stride[0])
         o_at = (
-            I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + warp_id * 16 + v
+            I64(row0 + (start - 1) * BT + tok) * pitch + h * HEAD + wg * 64 + v * 8
         )  # of chunk -1
         out = O.iterator.toint()
-        if cutlass.const_expr(share):
-            if is_map > 0:
-                out = X.iterator.toint() + I64(Scratch(runs).outputs) * 4
+        if is_map > 0:
+            out = X.iterator.toint() + I64(Scratch(runs).outputs) * 4
         o_at = out + o_at * 2
         o_step = pitch * (2 * BT)
         o_row = -(warm + 1) * BT
@@ -112,19 +121,16 @@ class Scanning(Exact, Load):
         if cutlass.const_expr(S0 is not None):
             if start == 0 and is_map == 0:
                 load_state(state(S0), accS)
-        keep = None
-        if cutlass.const_expr(share):
-            keep = is_map - 1  # a map has no values
-            if is_map > 0:
-                self.identity(accS, wg, t)
+        if is_map > 0:
+            self.identity(accS, wg, t)
         e_at = ops.opaque(at + t % 4 * 16)
-        if cutlass.const_expr(share):
+        if share > 0:
             place = I32(0)  # a pair's rings begin anew with each job
         s = place % stages
         phase = place // stages % 2
         ops.bar_wait(full + 8 * s, phase)
-        self.load_values(u_at + s * self.plan.stage, u)
-        widen(u, accV, keep)
+        self.load_values(u_at + s * u_step, u)
+        widen(u, accV)
         if cutlass.const_expr(not self.plan.boundary):
             self.load_decay(e_at + s * self.plan.stage, factors)
         steep = self.steepness(at + s * 16)
@@ -165,43 +171,47 @@ class Scanning(Exact, Load):
             warpgroup.commit_group()
             cute.gemm(mma_t, accO, aV[None, None, 0], rA[None, None, 0, s], accO)
             warpgroup.commit_group()
-            values = self.turn_over(o, slab)  # while S's product runs
+            values = self.turn_over(o, into, out_of, s, wg)  # while S's product runs
             here = empty + 8 * s
             s = s + 1
             if s == stages:
                 s = I32(0)
                 phase = phase ^ 1
             # Made before the wait, since what follows it is on the path.
-            u_here, e_here = (ops.opaque(x + s * self.plan.stage) for x in (u_at, e_at))
+            u_here = ops.opaque(u_at + s * u_step)
+            e_here = ops.opaque(e_at + s * self.plan.stage)
             ops.bar_wait(full + 8 * s, phase)
             self.load_values(u_here, u)
             if cutlass.const_expr(not self.plan.boundary):
                 self.load_decay(e_here, factors)
             steep = self.steepness(at + s * 16)
-            widen(u, accV, keep)
+            widen(u, accV)
             ops.below(o_row, o_end, values, o_at)
             o_at = o_at + o_step
             o_row = o_row + BT
             warpgroup.wait_group(0)
             cute.arch.sync_warp()
-            if tidx % 32 == 0:
+            with cute.arch.elect_one():
                 self.release(here, (s & 1) ^ 1, share)
         # Read again, not kept: registers.
         n, h, *_, more, _, target, entry, _ = self.get_job(at, job)
-        if cutlass.const_expr(share):
-            last = more >= LAST
+        last = I32(0)
+        if share > 0:
+            if more >= LAST:
+                last = I32(1)
         else:
-            last = more == 0 and self.choice(at) < OWN
+            if more == 0 and self.choice(at) < OWN:
+                last = I32(1)
             # The virtual chunk is read.
             cute.arch.sync_warp()
             if tidx % 32 == 0:
-                self.release(empty + 8 * s, s, share)
-        if last:
+                ops.bar_arrive(empty + 8 * s)
+        if last > 0:
             # The fix-up may come, and waits for what is left here.  Not sooner: it would only stand
             # about, and who adds up the times of kernels would count that.
             cute.arch.griddepcontrol_launch_dependents()
         narrow(accO, o)
-        ops.below(o_row, o_end, self.turn_over(o, slab), o_at)
+        ops.below(o_row, o_end, self.turn_over(o, into, out_of, s, wg), o_at)
         state = lambda X: thr_s.partition_C(
             cute.local_tile(X[n, h, None, None], (64, HEAD), (wg, 0))
         )
@@ -235,17 +245,18 @@ class Scanning(Exact, Load):
                 factors[4 * j + i] = values[i]
 
     @cute.jit
-    def turn_over(self, o, slab):
-        """O^T of a chunk through the warp's slab: a lane's 16 bytes of O.
+    def turn_over(self, o, into, out_of, s, wg):
+        """O^T of the chunk before that in stage ``s`` through a slab of the warpgroup: a lane's 16
+        bytes of O.
 
-        The row that a lane names for a matrix is the row that it then takes.
+        A warp holds 16 values of each token, and stores four tokens of 64: so many lines of the
+        cache take a quarter of the time.  Stages of chunks in turn are odd and even in turn, and so
+        are the slabs: who writes to one has met everybody since they read it.
         """
-        words = cute.recast_tensor(o, I32)
-        op.stmatrix(slab, [words[i] for i in range(4)], transpose=True)
-        cute.arch.sync_warp()
-        values = op.load_i32x4(slab)
-        cute.arch.sync_warp()
-        return values
+        words, slab = cute.recast_tensor(o, I32), (s & 1) * SLAB
+        op.stmatrix(into + slab, [words[i] for i in range(4)], transpose=True)
+        ops.sync_group(OUTPUTS + wg)
+        return op.load_i32x4(out_of + slab)
 
 
 def decay(factors, accS):

@@ -44,7 +44,7 @@ class Steep(Load):
     @cute.jit
     def steep_chunk(
         self, G, sg, sk, sq, sp, st, stage, s, sums, at, h, sl, sb, scale, number, mine,
-        channel, tokens, half, w, lane, rank, share: cutlass.Constexpr,
+        channel, tokens, half, w, lane, rank, share,
     ):  # fmt: skip
         """L, Aqk, Khat, Qhat, Kbar and decay, from the inputs and operands anchored at the middle.
 
@@ -99,12 +99,12 @@ class Steep(Load):
                 self.put(places, r, [op.exp2(y) for y in x], [op.exp2(-y) for y in x])
 
     @cute.jit
-    def tell_sums(self, at, s, sums, half, lane, rank, share: cutlass.Constexpr):
+    def tell_sums(self, at, s, sums, half, lane, rank, share):
         """The sums of a second half are there: say so to who builds the next chunk; one warp.
 
         In a pair it is the other CTA, which is sent them.
         """
-        if cutlass.const_expr(share):
+        if share > 0:
             there = ops.in_cta(sums + 8 * s, rank ^ 1)
             place = at + s * 512 + half * 256 + lane * 8 + self.plan.off_sum
             x, y = op.load_f32x2(place)

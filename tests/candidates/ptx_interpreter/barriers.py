@@ -37,13 +37,14 @@ def _arrive_at_cluster(cta: State, parts: list[str], a: tuple[str, ...], mask: n
 def _mbarrier(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> None:
     if parts[1] == "init":
         base, offset = cta.address(a[0])
-        first = int(np.nonzero(mask)[0][0])
-        count = int(cta.get(a[1])[first])
-        cta.barriers[int(base[first]) + offset] = Barrier(count, count)
+        counts = cta.get(a[1])
+        for i in np.nonzero(mask)[0]:
+            cta.barriers[int(base[i]) + offset] = Barrier(int(counts[i]), int(counts[i]))
         return
     if parts[1] == "inval":
         base, offset = cta.address(a[0])
-        del cta.barriers[int(base[mask][0]) + offset]
+        for address in base[mask]:
+            del cta.barriers[int(address) + offset]
         return
     base, offset = cta.address(a[1])
     expected = cta.get(a[2]) if "expect_tx" in parts else np.zeros(cta.n, np.int64)
