@@ -16,6 +16,7 @@ from candidates._delta_rule.kernel import prep_ops as op
 from candidates._delta_rule.kernel.activate import LOG2E
 from candidates._delta_rule.kernel.image import HEAD
 from candidates.kda_prefill.kernel.fused_exact import AS_GUESSED, OWN
+from candidates.kda_prefill.kernel.fused_load import copy16_once
 from candidates.kda_prefill.kernel.fused_plan import (
     BT,
     LOWER_PITCH,
@@ -377,14 +378,14 @@ class Build(Steep):
             step = I64(pitch) * 8
             if rows >= BT:
                 for i in cutlass.range_constexpr(4):
-                    ops.copy16_whole(g_dst, g_at + step * i, 2 * i * 512)
+                    copy16_once(g_dst, g_at + step * i, 2 * i * 512)
                 for i in cutlass.range_constexpr(2):
                     ops.copy16_whole(k_dst, k_at + step * i, 4 * i * 256)
                     ops.copy16_whole(k_dst, k_at + to_q + step * i, 4096 + 4 * i * 256)
             else:
                 for i in cutlass.range_constexpr(4):
                     size = op.select(g_row + 2 * i < rows, I32(16), I32(0))
-                    ops.copy16(g_dst, g_at + step * i, size, 2 * i * 512)
+                    copy16_once(g_dst, g_at + step * i, 2 * i * 512, size)
                 for i in cutlass.range_constexpr(2):
                     size = op.select(k_row + 4 * i < rows, I32(16), I32(0))
                     ops.copy16(k_dst, k_at + step * i, size, 4 * i * 256)

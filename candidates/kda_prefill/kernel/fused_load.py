@@ -25,10 +25,28 @@ from candidates._delta_rule.kernel.image import HEAD
 from candidates._delta_rule.kernel.options import L2NORM_EPS
 from candidates.kda_prefill.kernel.fused_plan import BT, FusedPlan
 
-__all__ = ["Load"]
+__all__ = ["Load", "copy16_once"]
 
 BF16, F32, I32, I64 = op.BF16, op.F32, op.I32, op.I64
 INFINITY = math.inf
+
+EVICT_FIRST = "0x12F0000000000000"
+"""What ``createpolicy.fractional.L2::evict_first`` makes of 1.0, without its four instructions."""
+
+
+def copy16_once(address, source, at=0, size=None):
+    """Global to shared, 16 bytes that are read once: the first to leave the L2 cache.
+
+    Of them ``size``, if that is given, are read, and the rest are 0.  For gates, 40% of what comes
+    in: outputs, and what the fix-up reads and runs through, stay where it finds them.
+    """
+    given = [] if size is None else [size]
+    count = ", {$r2}" if given else ""
+    op.ptx(
+        f"{{ .reg .b64 once; mov.b64 once, {EVICT_FIRST};"
+        f" cp.async.cg.shared.global.L2::cache_hint [{{$r0}}+{at}], [{{$r1}}], 16{count}, once; }}",
+        inputs=[address, source, *given],
+    )
 
 
 class Load(Activation):
@@ -77,7 +95,11 @@ class Load(Activation):
             for i in cutlass.range_constexpr(8 // at_once):
                 valid = op.select(r + i * at_once < rows, I32(16), I32(0))
                 here = op.mad_wide(step, I32(i), source)
-                ops.copy16(target, here, valid, i * at_once * HEAD * size)
+                place = i * at_once * HEAD * size
+                if cutlass.const_expr(first == 0):
+                    copy16_once(target, here, place, valid)
+                else:
+                    ops.copy16(target, here, valid, place)
 
     @cute.jit
     def fetch_value_rows(self, V, c, rows, row, sv, half, lane, heads):

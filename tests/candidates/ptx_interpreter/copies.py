@@ -18,6 +18,8 @@ def _cp(cta: State, parts: list[str], a: tuple[str, ...], mask: np.ndarray) -> N
         return
     if parts[2] not in ("ca", "cg"):  # commit and wait: the copies are done
         return
+    if "cache_hint" in parts[-1]:  # which changes no value
+        a = a[:-1]
     whole = int(a[2])
     (target, offset), (source, _) = cta.address(a[0]), cta.address(a[1])
     sizes = cta.get(a[3]) if len(a) > 3 else np.full(cta.n, whole)
