@@ -72,9 +72,9 @@ def page_of(store: Store, campaign: str | None = None) -> Page:
 
 @contextmanager
 def shipped_page() -> Iterator[tuple[Store, Page]]:
-    """The first shipped campaign; its operation is made to be still the one that it met."""
+    """The shipped campaign of KDA prefill; its operation is made to be the one that it met."""
     with leaderboard.shipped_store() as store, pytest.MonkeyPatch.context() as patched:
-        first = store.list_campaigns()[0]
+        first = store.get_campaign("kda_prefill")
         patched.setattr(operations.get("kda_prefill"), "version", first.operation_version)
         yield store, page_of(store, first.id)
 

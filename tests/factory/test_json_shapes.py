@@ -39,7 +39,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     monkeypatch.chdir(folder)
     # As if the operation were still the one that the shipped campaign met.
     with leaderboard.open_for_reading() as store:
-        version = store.list_campaigns()[0].operation_version
+        version = store.get_campaign("kda_prefill").operation_version
     monkeypatch.setattr(operations.get("kda_prefill"), "version", version)
 
     def run(*argv: object) -> Any:

@@ -72,7 +72,7 @@ def test_colours_follow_dark_mode_and_print_and_the_width_a_phone(shipped):
 
 def test_the_table_holds_every_trial_in_the_leaderboards_order(shipped):
     store, page = shipped
-    campaign_id = store.list_campaigns()[0].id
+    campaign_id = store.get_campaign("kda_prefill").id
     rows = page.table
     ranks = leaderboard.ranked(store, campaign_id=campaign_id)
     assert [r["trial"] for r in rows[: len(ranks)]] == [r.id for r in ranks]
@@ -86,7 +86,7 @@ def test_the_table_holds_every_trial_in_the_leaderboards_order(shipped):
 
 def test_the_stairs_are_the_improvements(shipped):
     store, page = shipped
-    points = leaderboard.best_so_far(store, store.list_campaigns()[0].id)
+    points = leaderboard.best_so_far(store, store.get_campaign("kda_prefill").id)
     steps = [int(a["data-trial"]) for a in page.of_class("step")]
     assert steps == [p.id for p in points] * 2  # over trials and over time
 
@@ -94,7 +94,7 @@ def test_the_stairs_are_the_improvements(shipped):
 def test_each_shape_stands_beside_its_controls_and_the_floor(shipped):
     store, page = shipped
     said = page.said()
-    first = leaderboard.winner(store, store.list_campaigns()[0].id)
+    first = leaderboard.winner(store, store.get_campaign("kda_prefill").id)
     rows = [
         s
         for s in leaderboard.shapes(store, first.id, clock=Clock.GPU)
@@ -158,7 +158,7 @@ def test_the_sweep_shows_from_which_severity_on_a_schedule_breaks(store):
 
 def test_the_fingerprint_is_there(shipped):
     store, page = shipped
-    (one,) = store.list_jobs(store.list_campaigns()[0].id)
+    (one,) = store.list_jobs(store.get_campaign("kda_prefill").id)
     for value in (one.id, one.gpu, store.get_fingerprint(one.fingerprint_id).values["driver"]):
         assert value in page.said()
 
@@ -299,7 +299,7 @@ def test_names_and_reasons_cannot_become_markup(store):
 def test_the_time_of_the_finals_stands_beside_that_of_the_search(shipped):
     """The first is what the leaderboard ranks by, and what every other number is beside."""
     store, page = shipped
-    first = leaderboard.winner(store, store.list_campaigns()[0].id)
+    first = leaderboard.winner(store, store.get_campaign("kda_prefill").id)
     (row,) = [r for r in page.table if r["trial"] == first.id]
     said = page.said()
     assert f"trial {first.id}, gpu {row['us']:.3g} us winner of the finals" in said
@@ -343,14 +343,14 @@ def test_the_table_leads_with_the_schedule_and_counts_losses(shipped):
     assert heads[:3] == ["rank", "trial", "schedule"]
     assert "loses to cudnn_fused on" in heads
     assert "stage" not in heads
-    rows = leaderboard.ranked(store, campaign_id=store.list_campaigns()[0].id)
+    rows = leaderboard.ranked(store, campaign_id=store.get_campaign("kda_prefill").id)
     assert [r["losses"] for r in page.table[: len(rows)]] == [len(r.losses) for r in rows]
     assert [r["note"] for r in page.table[: len(rows)]] == [""] * len(rows)
 
 
 def test_the_versions_number_is_called_one(shipped):
     store, page = shipped
-    version = store.list_campaigns()[0].operation_version
+    version = store.get_campaign("kda_prefill").operation_version
     assert "<h1>kda_prefill on NVIDIA H200</h1>" in page.text
     assert f"version {version} of kda_prefill" in page.said()
 
